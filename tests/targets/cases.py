@@ -9,7 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
 
 D = torch.ops.dimorder
@@ -27,6 +30,18 @@ class Net(torch.nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.function(*inputs, *self.buffers())
+
+
+def contiguous_contract(module: Net, inputs: tuple[Tensor, ...]) -> Contract:
+    """The contract of a network whose inputs and outputs are contiguous."""
+
+    def specs(name: str, tensors: object) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(f"{name}{i}", tuple(x.shape), str(x.dtype), DimOrder.contiguous(x.dim()))
+            for i, x in enumerate(pytree.tree_leaves(tensors))
+        )
+
+    return Contract(specs("input", inputs), specs("output", module(*inputs)))
 
 
 def r(*shape: int) -> Tensor:

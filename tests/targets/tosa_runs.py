@@ -10,26 +10,17 @@ from torch.utils import _pytree as pytree
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import Contract, TensorSpec
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.target import TosaArtifact, emit
-from tests.targets.cases import Net
+from tests.targets.cases import Net, contiguous_contract
 
 TOLERANCE = 1e-5
 
 
 def emitted(module: Net, inputs: tuple[Tensor, ...]) -> TosaArtifact:
     """The artifact of a physical program with a contiguous boundary."""
-
-    def specs(name: str, tensors: object) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(f"{name}{i}", tuple(x.shape), str(x.dtype), DimOrder.contiguous(x.dim()))
-            for i, x in enumerate(pytree.tree_leaves(tensors))
-        )
-
-    contract = Contract(specs("input", inputs), specs("output", module(*inputs)))
+    contract = contiguous_contract(module, inputs)
     return emit(torch.export.export(module, inputs), contract)
 
 

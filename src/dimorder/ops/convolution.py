@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -102,6 +103,15 @@ def _channels_last(c: Call) -> None:
 
 _FORM = "n s.0 s.1 s.2 g c"
 _IN_PHASES = (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default)
+
+
+def dilate_kernel(weight: torch.Tensor, dilation: Sequence[int]) -> torch.Tensor:
+    """Return a 2-D kernel, channels last, with zeros between its taps instead of a dilation."""
+    o, height, width, i = weight.shape
+    down, across = dilation
+    dilated = weight.new_zeros(o, (height - 1) * down + 1, (width - 1) * across + 1, i)
+    dilated[:, ::down, ::across] = weight
+    return dilated
 
 
 def depthwise_in_parts(most_taps: int) -> Implementation:

@@ -1,11 +1,14 @@
-"""Read the inputs, outputs and constants of a physical program for an emitter.
+"""Read the inputs, outputs and constants of a physical program for an emitter, and name them in errors.
 
 An operator that reads only constants is evaluated here, and so becomes a constant itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +18,14 @@ from torch.fx import Node
 
 from dimorder.capture.fold import evaluated
 from dimorder.capture.state import left_in_state
-from dimorder.errors import UnsupportedError
+from dimorder.contract import TensorSpec
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.exported import state_of
+from dimorder.graph.nodes import where
+from dimorder.targets.table import V, View, whole
+
+FIX = "replace it in the module, or choose another target"
+BOUNDARY_FIX = "change its type or shape, or choose another target"
 
 
 @dataclass
@@ -98,3 +107,33 @@ def empty(value: Tensor, channels_last: bool) -> Tensor:
     """Return a real tensor of the value's shape, in one of the two orders that a boundary has."""
     dense = torch.empty(tuple(value.shape), dtype=value.dtype)
     return dense.to(memory_format=torch.channels_last) if channels_last else dense
+
+
+def physical_shape(spec: TensorSpec) -> tuple[Any, ...]:
+    """Return the shape of the dense tensor that the contract promises."""
+    return tuple(spec.dim_order.physical_shape(spec.shape))
+
+
+def as_called(dense: V, spec: TensorSpec) -> View[V]:
+    """Return an input of the contract in the shape of the program's signature."""
+    view = whole(dense)
+    return view.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else view
+
+
+def as_promised(view: View[V], spec: TensorSpec) -> View[V]:
+    """Return an output of the program in the order that the contract promises."""
+    return view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view
+
+
+def call_place(node: Node) -> str:
+    """Return where an error about a call happened."""
+    return f"{node.target} ({where(node)})"
+
+
+@contextmanager
+def blamed(place: str, fix: str) -> Iterator[None]:
+    """Raise an error of a writer as one about the operator, input or output that it was writing."""
+    try:
+        yield
+    except (UnsupportedError, UsageError) as error:
+        raise UnsupportedError(place, error.found, fix) from error

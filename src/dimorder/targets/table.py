@@ -84,6 +84,19 @@ def has_exact_numbers(arguments: Arguments) -> bool:
     return not others and all(float(torch.tensor(number, dtype=dtype)) == number for number in numbers)
 
 
+def unsupported_tensor(value: Any, target: str, dtypes: Collection[torch.dtype]) -> str | None:
+    """Return why a value of the program cannot be a tensor of the target, which has these types, or None."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__} where {target} wants a tensor"
+    if value.dtype not in dtypes:
+        return f"{value.dtype}; this target has {', '.join(map(str, dtypes))}"
+    if not all(isinstance(size, int) for size in value.shape):
+        return f"the symbolic shape {tuple(value.shape)}"
+    if value.numel() == 0:
+        return f"the empty shape {tuple(value.shape)}"
+    return None
+
+
 @dataclass(frozen=True)
 class Row:
     """How one operator is written, and which of its calls cannot be.

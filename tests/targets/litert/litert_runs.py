@@ -7,27 +7,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import Contract, TensorSpec
 from dimorder.lowered import Lowered
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.ops import OPERATORS
 from dimorder.targets.litert.runtime import KERNELS, NO_REFERENCE, LiteRtProgram
 from dimorder.targets.litert.target import TfLite, emit
-from tests.targets.cases import Net
+from tests.targets.cases import Net, contiguous_contract
 from tests.targets.tosa_runs import assert_close
 
 
 def emitted(module: Net, inputs: tuple[Tensor, ...]) -> TfLite:
     """The artifact of a physical program with a contiguous boundary."""
-
-    def specs(name: str, tensors: object) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(f"{name}{i}", tuple(x.shape), str(x.dtype), DimOrder.contiguous(x.dim()))
-            for i, x in enumerate(pytree.tree_leaves(tensors))
-        )
-
-    contract = Contract(specs("input", inputs), specs("output", module(*inputs)))
+    contract = contiguous_contract(module, inputs)
     return emit(torch.export.export(module, inputs), contract, OPERATORS, "xnnpack")
 
 

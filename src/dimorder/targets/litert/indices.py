@@ -13,11 +13,10 @@ from torch import Tensor
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, I64, add, cast, mul, select
 from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
-
-_IndexList = Sequence["View[LiteRtValue] | Tensor | None"]
 
 
 # -- parts: values to values -------------------------------------------------------------------------------
@@ -35,62 +34,28 @@ def take(w: LiteRtWriter, x: LiteRtValue, dim: int, indices: LiteRtValue | Tenso
     return w.reshape(y, (*shape[:dim], indices.size, *shape[dim + 1 :]))
 
 
-def _from_start(w: LiteRtWriter, index: LiteRtValue, length: int) -> LiteRtValue:
-    """Return indices of which negative ones counted from the end."""
-    negative = w.elementwise("LESS", index, 0, dtype=BOOL)
-    return select(w, negative, add(w, index, length), index)
+def _places(w: LiteRtWriter, sizes: Sequence[int], indices: Indices[LiteRtValue]) -> LiteRtValue:
+    """Return the flat position of each element that `indices` select, in int64."""
 
+    def from_start(index: View[LiteRtValue] | Tensor, length: int) -> LiteRtValue:
+        value = cast(w, w.dense(index), I64) if isinstance(index, View) else w.constant(index.to(I64))
+        negative = w.elementwise("LESS", value, 0, dtype=BOOL)
+        return select(w, negative, add(w, value, length), value)
 
-def _places(w: LiteRtWriter, sizes: Sequence[int], indices: _IndexList) -> LiteRtValue:
-    """Return the flat position of each element that `indices` select, in dimensions of these `sizes`.
-
-    None stands for every index of its dimension. Its dimension of the result is where torch puts it: in its
-    place, or after the other indices if these are not adjacent. Indices may be negative.
-    """
-    if all(index is None or isinstance(index, Tensor) for index in indices):
-        named = tuple(index if isinstance(index, Tensor) else slice(None) for index in indices)
-        return w.constant(torch.arange(math.prod(sizes)).reshape(tuple(sizes))[named])
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    rank = max(len(index.shape) for index in indices if index is not None)
-    are_neighbours = given[-1] - given[0] + 1 == len(given)
-    front = list(range(given[0])) if are_neighbours else []
-    behind = [dim for dim, index in enumerate(indices) if index is None and dim not in front]
-    order = [*front, *given[:1], *behind]  # of the result, where `rank` dimensions replace the indexed ones
-    at = None
-    for dim, (index, length) in enumerate(zip(indices, sizes, strict=True)):
-        if index is None:
-            after = sum(rank if d in given else 1 for d in order[order.index(dim) + 1 :])
-            each = w.constant(torch.arange(length).reshape(length, *[1] * after))
-        else:
-            each = _from_start(w, _whole(w, index), length)
-            each = w.reshape(each, (*each.shape, *[1] * len(behind)))
-        at = each if at is None else add(w, mul(w, at, length), each)
-    assert at is not None
-    return at
-
-
-def _whole(w: LiteRtWriter, operand: View[LiteRtValue] | Tensor) -> LiteRtValue:
-    return w.constant(operand.to(I64)) if isinstance(operand, Tensor) else cast(w, w.dense(operand), I64)
+    return flat_positions(w, sizes, indices, I64, from_start, lambda x, n, y: add(w, mul(w, x, n), y))
 
 
 # -- rows --------------------------------------------------------------------------------------------------
 
 
 def _embedding(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    return w.reshape(take(w, w.dense(a.weight), 0, _flat(w, a.indices)), a.shape)
+    return w.reshape(take(w, w.dense(a.weight), 0, flat(w, a.indices)), a.shape)
 
 
 def _index_select(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.self)
     x = w.reshape(x, x.shape or (1,))
-    return w.reshape(take(w, x, a.dim % len(x.shape), _flat(w, a.index)), a.shape)
-
-
-def _flat(w: LiteRtWriter, operand: View[LiteRtValue] | Tensor) -> LiteRtValue | Tensor:
-    if isinstance(operand, Tensor):
-        return operand.reshape(-1)
-    value = w.dense(operand)
-    return w.reshape(value, (value.size,))
+    return w.reshape(take(w, x, a.dim % len(x.shape), flat(w, a.index)), a.shape)
 
 
 def _index(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -98,29 +63,15 @@ def _index(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _gather(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    """Gather with an index for each dimension: an element's own index for all dimensions but one."""
-    rank = len(a.shape)
-    indices: list[View[LiteRtValue] | Tensor] = [
-        torch.arange(length).reshape([-1 if d == dim else 1 for d in range(rank)])
-        for dim, length in enumerate(a.shape)
-    ]
-    if rank:
-        indices[a.dim % rank] = a.index
-    return _gathered(w, a, indices)
+    return _gathered(w, a, gather_indices(a))
 
 
-def _gathered(w: LiteRtWriter, a: Arguments, indices: _IndexList) -> LiteRtValue:
+def _gathered(w: LiteRtWriter, a: Arguments, indices: Indices[LiteRtValue]) -> LiteRtValue:
     x = w.dense(a.self)
     sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
     x = w.reshape(x, (math.prod(sizes), *rest))
     at = _places(w, sizes, indices)
     return w.reshape(take(w, x, 0, w.reshape(at, (at.size,))), a.shape)
-
-
-def _check_indices(a: Arguments) -> str | None:
-    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in a.indices if index is not None):
-        return "a mask instead of indices"
-    return None
 
 
 def _index_put(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -145,14 +96,14 @@ def _index_put(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _check_index_put(a: Arguments) -> str | None:
-    return "truth values that are added up" if a.accumulate and a.dtype == BOOL else _check_indices(a)
+    return "truth values that are added up" if a.accumulate and a.dtype == BOOL else check_indices(a)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.embedding.default: Row(_embedding),
         aten.index_select.default: Row(_index_select),
-        aten.index.Tensor: Row(_index, _check_indices),
+        aten.index.Tensor: Row(_index, check_indices),
         aten.gather.default: Row(_gather),
         aten.index_put.default: Row(_index_put, _check_index_put),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
@@ -89,18 +90,10 @@ def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 def concat(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
     """Concatenate along one dimension; many operands are concatenated in several steps."""
-    values = list(values)
-    while len(values) > 1:
-        values = [
-            _concatenated(w, values[i : i + MAX_CONCATENATED], dim)
-            for i in range(0, len(values), MAX_CONCATENATED)
-        ]
-    return values[0]
+    return join_in_steps(values, MAX_CONCATENATED, lambda group: _concatenated(w, group, dim))
 
 
 def _concatenated(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
-    if len(values) == 1:
-        return values[0]
     total = sum(value.shape[dim] for value in values)
     in_rows = len(values[0].shape) > MAX_RANK
     first, axis, inner = around(w, values[0], dim, in_rows)

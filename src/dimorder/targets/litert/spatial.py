@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.litert.moves import concat, pad, slice_
 from dimorder.targets.litert.pointwise import check_float, mul
@@ -112,7 +113,7 @@ def _check_conv3d(a: Arguments) -> str | None:
 
 def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a transposed convolution without padding, of which padding then cuts the edge."""
-    x, weight = w.dense(a.x), _dilated(a.weight_ohwi, a.dilation)
+    x, weight = w.dense(a.x), dilate_kernel(a.weight_ohwi, a.dilation)
     whole = [
         (size - 1) * step + kernel
         for size, step, kernel in zip(x.shape[1:3], a.stride, weight.shape[1:3], strict=True)
@@ -141,15 +142,6 @@ def _with_bias_beyond(w: LiteRtWriter, y: LiteRtValue, bias: Tensor, after: Sequ
             rows = (*y.shape[:d], more, *y.shape[d + 1 :])
             y = concat(w, [y, w.constant(bias.expand(rows))], d)
     return y
-
-
-def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
-    """Return a kernel with zeros between its taps."""
-    o, height, width, i = weight.shape
-    down, across = dilation
-    stuffed = weight.new_zeros(o, (height - 1) * down + 1, (width - 1) * across + 1, i)
-    stuffed[:, ::down, ::across] = weight
-    return stuffed
 
 
 def _in_groups(

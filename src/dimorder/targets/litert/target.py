@@ -15,6 +15,7 @@ from dimorder.errors import UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
+from dimorder.ops.resize import RESIZED_BY_PRODUCTS
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
@@ -78,22 +79,23 @@ _SPLIT_CHANNELS = 16
 _MIN_RUN = 8
 _HEADS = HeadLimits(channels=32, most_joined=32)
 _NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
-_IMPLEMENTATIONS = (PLAIN - _NOT_WORTH_IT) | {
-    "aten.convolution/without outer taps",
-    "aten.convolution/transposed in phases",
-    "aten.convolution/depth tap by tap",
-    "aten.convolution/transposed depth tap by tap",
-    "aten.max_pool2d/tap by tap",
-    "aten.max_pool3d/tap by tap",
-    "aten.slice.Tensor/step by view",
-    "aten.flip/digit by digit",
-    "aten.log_softmax.int/by halves",
-    "aten.cumprod/by doubling",
-    "aten.upsample_bilinear2d.vec/by products",
-    "aten.upsample_bicubic2d.vec/by products",
-    "aten._upsample_bilinear2d_aa.vec/by products",
-    "aten._upsample_bicubic2d_aa.vec/by products",
-}
+_RESIZED_BY_PRODUCTS = frozenset(f"{resize}/by products" for resize in RESIZED_BY_PRODUCTS)
+_IMPLEMENTATIONS = (
+    (PLAIN - _NOT_WORTH_IT)
+    | _RESIZED_BY_PRODUCTS
+    | {
+        "aten.convolution/without outer taps",
+        "aten.convolution/transposed in phases",
+        "aten.convolution/depth tap by tap",
+        "aten.convolution/transposed depth tap by tap",
+        "aten.max_pool2d/tap by tap",
+        "aten.max_pool3d/tap by tap",
+        "aten.slice.Tensor/step by view",
+        "aten.flip/digit by digit",
+        "aten.log_softmax.int/by halves",
+        "aten.cumprod/by doubling",
+    }
+)
 
 
 def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:

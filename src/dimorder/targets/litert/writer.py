@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
 from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
 from dimorder.targets.table import View
 
@@ -33,37 +34,24 @@ _CLAMPED = frozenset(
 _CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3})
 
 
-@dataclass(frozen=True)
-class LiteRtValue:
-    """The dense tensor of that name, seen in `shape`.
-
-    Only the writer knows the shape in which it was written.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+class LiteRtValue(NamedValue[torch.dtype]):
+    """A tensor of a LiteRT graph, seen in some shape."""
 
 
-class LiteRtWriter:
+class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     """Builds one graph; `finish` returns its bytes. Operators that no output needs are left out.
 
     `hint` is the name of the next operators' results.
     """
 
+    MAX_RANK = MAX_RANK
+
     def __init__(self) -> None:
-        self.hint = "tensor"
-        self._tensors: dict[str, TfLiteTensor] = {}
+        super().__init__()
         self._nodes: list[TfLiteNode] = []
         self._inputs: dict[str, str] = {}
         self._outputs: dict[str, str] = {}
         self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
-        self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._transposed: dict[View[LiteRtValue], LiteRtValue] = {}
         self._wide: dict[str, LiteRtValue] = {}  # by float16 tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
@@ -82,7 +70,7 @@ class LiteRtWriter:
         tensor = self._named(value)
         taken = {*self._inputs.values(), *self._outputs.values()}
         if tensor in taken or self._tensors[tensor].data is not None:
-            tensor = self._reshape(replace(value, tensor=tensor), value.shape).tensor
+            tensor = self._write_reshape(replace(value, tensor=tensor), value.shape).tensor
         self._outputs[name] = tensor
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
@@ -103,44 +91,6 @@ class LiteRtWriter:
     def sizes(self, sizes: Sequence[int]) -> LiteRtValue:
         """Return a constant of int32: sizes, starts, paddings or dimensions."""
         return self.constant(torch.tensor(list(sizes), dtype=torch.int32))
-
-    def data(self, value: LiteRtValue) -> torch.Tensor | None:
-        """Return the data of `value` if it is a constant, else None."""
-        data = self._tensors[value.tensor].data
-        return None if data is None else torch.from_numpy(data).reshape(value.shape)
-
-    def reshape(self, value: LiteRtValue, shape: Sequence[int]) -> LiteRtValue:
-        """Return the same elements in `shape`. A RESHAPE is written only when an operator reads them so."""
-        shape = tuple(int(size) for size in shape)
-        assert math.prod(shape) == value.size, (value.shape, shape)
-        return LiteRtValue(value.tensor, shape, value.dtype)
-
-    def dense(self, operand: View[LiteRtValue] | torch.Tensor) -> LiteRtValue:
-        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
-
-        Only `transposed` writes a TRANSPOSE, for a conversion of the plan.
-        """
-        if isinstance(operand, torch.Tensor):
-            return self.constant(operand)
-        assert operand in self._transposed or operand.is_dense, (
-            "the plan has no conversion for this transpose"
-        )
-        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
-
-    def transposed(self, view: View[LiteRtValue]) -> LiteRtValue:
-        """Return `view` dense in its own dimension order.
-
-        Write a TRANSPOSE if needed, once per value and order.
-        """
-        if view.is_dense:
-            return self.reshape(view.value, view.shape)
-        if view not in self._transposed:
-            value, order = (view.value, view.order) if len(view.order) <= MAX_RANK else _coalesced(view)
-            shape = [value.shape[i] for i in order]
-            self._transposed[view] = self.reshape(
-                self.op("TRANSPOSE", [value, self.sizes(order)], shape), view.shape
-            )
-        return self._transposed[view]
 
     # -- half precision ------------------------------------------------------------------------------------
 
@@ -205,12 +155,9 @@ class LiteRtWriter:
         like = [operand for operand in operands if isinstance(operand, LiteRtValue)][-1].dtype
         values = [o if isinstance(o, LiteRtValue) else self.number(o, like) for o in operands]
         shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
-        count = math.prod(shape)
-        full = [value for value in values if value.size == count]
-        if all(value.size in (1, count) for value in values):
-            written = next((v for v in full if self.data(v) is None), full[0])
-            to = self._tensors[written.tensor].shape
-            taken = [self.reshape(value, to if value in full else ()) for value in values]
+        to = self._written_shape(values, shape)
+        if to is not None:
+            taken = [self.reshape(value, to if value.size == math.prod(to) else ()) for value in values]
         else:
             most = MAX_RANK if kind in _ARITHMETIC and like == torch.float32 else BROADCAST_RANK
             taken = self._broadcast(values, shape, most)
@@ -220,14 +167,10 @@ class LiteRtWriter:
     def _broadcast(
         self, values: Sequence[LiteRtValue], shape: tuple[int, ...], most: int
     ) -> list[LiteRtValue]:
-        """Return operands that broadcast in at most `most` dimensions.
-
-        Adjacent dimensions merge if every operand has both or lacks both. If that is not enough, each operand
-        is repeated.
-        """
+        """Return operands that broadcast in at most `most` dimensions: with merged ones, or repeated."""
         if len(shape) <= most:
             return list(values)
-        merged = _merged([value.shape for value in values], shape)
+        merged = merge_broadcast([value.shape for value in values], shape)
         if len(merged[0]) <= most:
             return [self.reshape(value, to) for value, to in zip(values, merged, strict=True)]
         return [self.reshape(self.expanded(value, shape), (math.prod(shape),)) for value in values]
@@ -240,7 +183,7 @@ class LiteRtWriter:
         constant = self.data(value)
         if constant is not None:
             return self.constant(constant.expand(shape))
-        old, new = _merged([value.shape, shape], shape)
+        old, new = merge_broadcast([value.shape, shape], shape)
         if len(new) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
             padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
@@ -280,60 +223,20 @@ class LiteRtWriter:
         """Return a name that no tensor has; the first one is the stem itself."""
         return stem if stem not in self._tensors else f"{stem}.{len(self._tensors)}"
 
-    def _reshape(self, value: LiteRtValue, shape: Sequence[int]) -> LiteRtValue:
+    def _constant_like(self, data: np.ndarray[Any, Any], value: LiteRtValue) -> LiteRtValue:
+        return self.constant(data)
+
+    def _write_reshape(self, value: LiteRtValue, shape: tuple[int, ...]) -> LiteRtValue:
         return self.op("RESHAPE", [value, self.sizes(shape)], shape, newShape=list(shape))
 
-    def _named(self, value: LiteRtValue) -> str:
-        """Return the tensor that holds `value` in its shape."""
-        tensor = self._tensors[value.tensor]
-        if value.shape == tensor.shape:
-            return value.tensor
-        key = (value.tensor, value.shape)
-        if key not in self._reshaped:
-            if tensor.data is not None:
-                self._reshaped[key] = self.constant(tensor.data.reshape(value.shape)).tensor
-            else:
-                source = LiteRtValue(value.tensor, tensor.shape, tensor.dtype)
-                self._reshaped[key] = self._reshape(source, value.shape).tensor
-        return self._reshaped[key]
+    def _write_transpose(self, value: LiteRtValue, order: tuple[int, ...]) -> LiteRtValue:
+        return self.op("TRANSPOSE", [value, self.sizes(order)], [value.shape[i] for i in order])
 
 
 def _require_shape(shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_RANK:
         found = f"{len(shape)} dimensions {shape}, where LiteRT's delegate has at most {MAX_RANK}"
         raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
-
-
-def _merged(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return shapes that broadcast to `shape`, with adjacent dimensions merged as far as possible."""
-    padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
-    groups: list[list[int]] = []
-    held: list[list[bool]] = []
-    for d, size in enumerate(shape):
-        if size == 1:
-            continue
-        having = [s[d] == size for s in padded]
-        if held and having == held[-1]:
-            groups[-1].append(d)
-        else:
-            groups.append([d])
-            held.append(having)
-    return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
-
-
-def _coalesced(view: View[LiteRtValue]) -> tuple[LiteRtValue, tuple[int, ...]]:
-    """Return the same transpose without dimensions of 1, and with dimensions merged that stay adjacent."""
-    sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
-    rank = {dim: position for position, dim in enumerate(sorted(order))}
-    runs: list[list[int]] = []
-    for dim in order:
-        if runs and rank[dim] == rank[runs[-1][-1]] + 1:
-            runs[-1].append(dim)
-        else:
-            runs.append([dim])
-    ordered = sorted(runs)
-    shape = tuple(math.prod(sizes[d] for d in run) for run in ordered)
-    return replace(view.value, shape=shape), tuple(ordered.index(run) for run in runs)
 
 
 def _with_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[TfLiteNode]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
 from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import tile
@@ -22,8 +23,6 @@ from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 aten = torch.ops.aten
 
 MAX_SCATTERED = 1 << 24  # elements: each place times each index
-
-_Indices = Sequence["View[TosaValue] | Tensor | None"]
 
 
 # -- parts: values to values -------------------------------------------------------------------------------
@@ -40,59 +39,29 @@ def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> 
     return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
-def _places(w: TosaWriter, sizes: Sequence[int], indices: _Indices) -> TosaValue:
-    """Return the flat position of each element that `indices` select, in dimensions of these `sizes`.
+def _places(w: TosaWriter, sizes: Sequence[int], indices: Indices[TosaValue]) -> TosaValue:
+    """Return the flat position of each element that `indices` select, in INT32."""
 
-    None stands for every index of its dimension. Its dimension of the result is where torch puts it: in its
-    place, or after the other indices if these are not adjacent. Indices may be negative.
-    """
-    if all(index is None or isinstance(index, Tensor) for index in indices):
-        named = tuple(index if isinstance(index, Tensor) else slice(None) for index in indices)
-        return w.constant(torch.arange(math.prod(sizes), dtype=torch.int32).reshape(tuple(sizes))[named])
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    rank = max(len(index.shape) for index in indices if index is not None)
-    are_neighbours = given[-1] - given[0] + 1 == len(given)
-    front = list(range(given[0])) if are_neighbours else []
-    behind = [dim for dim, index in enumerate(indices) if index is None and dim not in front]
-    order = [*front, *given[:1], *behind]  # of the result, where `rank` dimensions replace the indexed ones
-    at = None
-    for dim, (index, length) in enumerate(zip(indices, sizes, strict=True)):
-        if index is None:
-            after = sum(rank if d in given else 1 for d in order[order.index(dim) + 1 :])
-            each = w.constant(torch.arange(length, dtype=torch.int32).reshape(length, *[1] * after))
-        else:
-            each = _whole(w, index)
-            negative = w.elementwise("GREATER", w.number(0, "INT32"), each, dtype="BOOL")
-            each = w.elementwise("SELECT", negative, add(w, each, length), each)
-            each = w.reshape(each, (*each.shape, *[1] * len(behind)))
-        at = each if at is None else add(w, mul(w, at, length), each)
-    assert at is not None
-    return at
+    def from_start(index: View[TosaValue] | Tensor, length: int) -> TosaValue:
+        value = w.dense(index) if isinstance(index, View) else w.constant(index.to(torch.int32))
+        negative = w.elementwise("GREATER", w.number(0, "INT32"), value, dtype="BOOL")
+        return w.elementwise("SELECT", negative, add(w, value, length), value)
 
-
-def _whole(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue:
-    return w.constant(operand.to(torch.int32)) if isinstance(operand, Tensor) else w.dense(operand)
+    return flat_positions(w, sizes, indices, torch.int32, from_start, lambda x, n, y: add(w, mul(w, x, n), y))
 
 
 # -- rows --------------------------------------------------------------------------------------------------
 
 
 def _embedding(w: TosaWriter, a: Arguments) -> TosaValue:
-    return w.reshape(take(w, w.dense(a.weight), 0, _flat(w, a.indices)), a.shape)
+    return w.reshape(take(w, w.dense(a.weight), 0, flat(w, a.indices)), a.shape)
 
 
 def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     if not x.shape:  # a single element
         x = w.reshape(x, (1,))
-    return w.reshape(take(w, x, a.dim % len(x.shape), _flat(w, a.index)), a.shape)
-
-
-def _flat(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue | Tensor:
-    if isinstance(operand, Tensor):
-        return operand.reshape(-1)
-    value = w.dense(operand)
-    return w.reshape(value, (math.prod(value.shape),))
+    return w.reshape(take(w, x, a.dim % len(x.shape), flat(w, a.index)), a.shape)
 
 
 def _index(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -100,18 +69,10 @@ def _index(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def _gather(w: TosaWriter, a: Arguments) -> TosaValue:
-    """Gather with an index for each dimension: an element's own index for all dimensions but one."""
-    rank = len(a.shape)
-    indices: list[View[TosaValue] | Tensor] = [
-        torch.arange(length).reshape([-1 if d == dim else 1 for d in range(rank)])
-        for dim, length in enumerate(a.shape)
-    ]
-    if rank:
-        indices[a.dim % rank] = a.index
-    return _gathered(w, a, indices)
+    return _gathered(w, a, gather_indices(a))
 
 
-def _gathered(w: TosaWriter, a: Arguments, indices: _Indices) -> TosaValue:
+def _gathered(w: TosaWriter, a: Arguments, indices: Indices[TosaValue]) -> TosaValue:
     x = w.dense(a.self)
     sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
     x = w.reshape(x, (math.prod(sizes), *rest))
@@ -119,14 +80,8 @@ def _gathered(w: TosaWriter, a: Arguments, indices: _Indices) -> TosaValue:
     return w.reshape(take(w, x, 0, w.reshape(at, (math.prod(at.shape),))), a.shape)
 
 
-def _check_indices(a: Arguments) -> str | None:
-    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in a.indices if index is not None):
-        return "a mask instead of indices"
-    return None
-
-
 def _check_index(a: Arguments) -> str | None:
-    return _check_indices(a) or _check_gathered(a)
+    return check_indices(a) or _check_gathered(a)
 
 
 def _check_gathered(a: Arguments) -> str | None:
@@ -179,7 +134,7 @@ def _check_index_put(a: Arguments) -> str | None:
     count = math.prod(named) * math.prod(whole)
     if a.accumulate and not _is_compared(a, count):
         return f"{count} indices added up in a {a.dtype} tensor of {math.prod(a.shape)} elements"
-    return _check_indices(a)
+    return check_indices(a)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

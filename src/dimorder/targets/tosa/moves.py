@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type, whole
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.pointwise import cast
@@ -65,11 +66,10 @@ def pad(
 
 def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
     """Concatenate along one dimension; many operands are concatenated in several steps."""
-    if len(values) == 1:
-        return values[0]
-    if len(values) > MAX_OPERANDS:
-        groups = [values[i : i + MAX_OPERANDS] for i in range(0, len(values), MAX_OPERANDS)]
-        return concat(w, [concat(w, group, dim) for group in groups], dim)
+    return join_in_steps(values, MAX_OPERANDS, lambda group: _concatenated(w, group, dim))
+
+
+def _concatenated(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
     total = sum(value.shape[dim] for value in values)
     in_rows = any(map(_goes_in_rows, values))
     first, axis, inner = _around(w, values[0], dim, in_rows)

@@ -5,25 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
-from dimorder.targets.table import Table
+from dimorder.targets.table import Table, unsupported_tensor
 from dimorder.targets.tosa import division, indices, logic, moves, pointwise, reductions, resize, spatial
 from dimorder.targets.tosa.dtypes import DTYPES
 
 
 def unsupported_value(value: Any) -> str | None:
     """Return why a value of the program cannot be a tensor of TOSA, or None."""
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__} where TOSA wants a tensor"
-    if value.dtype not in DTYPES:
-        return f"{value.dtype}; this target has {', '.join(str(dtype) for dtype in DTYPES)}"
-    if not all(isinstance(size, int) for size in value.shape):
-        return f"the symbolic shape {tuple(value.shape)}"
-    if value.numel() == 0:
-        return f"the empty shape {tuple(value.shape)}"
-    return None
+    return unsupported_tensor(value, "TOSA", DTYPES)
 
 
 def _unfit(value: Any, is_constant: bool) -> str | None:

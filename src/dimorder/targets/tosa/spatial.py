@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import size
@@ -110,19 +111,11 @@ def conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
 
     Padding crops the output, and a dilated kernel gets zeros between its taps.
     """
-    weight = _dilated(a.weight_ohwi, a.dilation)
+    weight = dilate_kernel(a.weight_ohwi, a.dilation)
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
     options = {"out_pad": out_pad, "stride": list(a.stride)}
     write = partial(conv, w, "TRANSPOSE_CONV2D", options=options, zero_points=_zero_points(a))
     return in_groups(w, w.dense(a.x), weight, a, write)
-
-
-def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
-    o, height, width, i = weight.shape
-    down, across = dilation
-    stuffed = weight.new_zeros(o, (height - 1) * down + 1, (width - 1) * across + 1, i)
-    stuffed[:, ::down, ::across] = weight
-    return stuffed
 
 
 def in_groups(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
 from dimorder.targets.table import View
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, NUMPY, TORCH
 from dimorder.targets.tosa.flatbuffer import FlatTensor, serialize
@@ -25,33 +25,24 @@ PICTURE = 4  # dimensions that an NPU broadcasts along; above that Vela makes an
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
 
 
-@dataclass(frozen=True)
-class TosaValue:
-    """The dense tensor of that name, seen in `shape`.
-
-    Only the writer knows the shape in which it was written.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    dtype: str
+class TosaValue(NamedValue[str]):
+    """A tensor of a TOSA graph, seen in some shape; its type has TOSA's name."""
 
 
-class TosaWriter:
+class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
     """Builds one TOSA 1.0 graph; `finish` returns its bytes. Operators that no output needs are omitted.
 
     `hint` is the beginning of the next tensors' names.
     """
 
+    MAX_RANK = MAX_RANK
+
     def __init__(self) -> None:
-        self.hint = "tensor"
-        self._tensors: dict[str, FlatTensor] = {}
+        super().__init__()
         self._nodes: list[TosaNode] = []
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._transposed: dict[View[TosaValue], TosaValue] = {}
         self._wide: dict[str, TosaValue] = {}  # by half-precision tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
@@ -103,47 +94,6 @@ class TosaWriter:
     def shape(self, sizes: Sequence[int]) -> TosaValue:
         """Return a constant of type SHAPE: sizes, starts, paddings or multiples."""
         return self.constant(np.array(sizes, dtype=np.int64), "SHAPE")
-
-    def data(self, value: TosaValue) -> torch.Tensor | None:
-        """Return the data of `value` if it is a constant, else None."""
-        data = self._tensors[value.tensor].data
-        return None if data is None else torch.from_numpy(data).reshape(value.shape)
-
-    def reshape(self, value: TosaValue, shape: Sequence[int]) -> TosaValue:
-        """Return the same elements in `shape`. A RESHAPE is written only when an operator reads them so."""
-        shape = tuple(int(size) for size in shape)
-        assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
-        return TosaValue(value.tensor, shape, value.dtype)
-
-    def as_written(self, value: TosaValue) -> TosaValue:
-        """Return the same elements in the shape in which they were written, which needs no operator."""
-        return self.reshape(value, self._tensors[value.tensor].shape)
-
-    def dense(self, operand: View[TosaValue] | torch.Tensor) -> TosaValue:
-        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
-
-        Only `transposed` writes a TRANSPOSE, for a conversion of the plan.
-        """
-        if isinstance(operand, torch.Tensor):
-            return self.constant(operand)
-        assert operand in self._transposed or operand.is_dense, (
-            "the plan has no conversion for this transpose"
-        )
-        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
-
-    def transposed(self, view: View[TosaValue]) -> TosaValue:
-        """Return `view` dense in its own dimension order.
-
-        Write a TRANSPOSE if needed, once per value and order.
-        """
-        if view.is_dense:
-            return self.reshape(view.value, view.shape)
-        if view not in self._transposed:
-            value, order = (view.value, view.order) if len(view.order) <= MAX_RANK else _coalesced(view)
-            source = self.reshape(value, value.shape)
-            written = self.op("TRANSPOSE", [source], [value.shape[i] for i in order], perms=list(order))
-            self._transposed[view] = self.reshape(written, view.shape)
-        return self._transposed[view]
 
     # -- half precision ------------------------------------------------------------------------------------
 
@@ -217,14 +167,12 @@ class TosaWriter:
         like = [operand for operand in operands if isinstance(operand, TosaValue)][-1].dtype
         values = [o if isinstance(o, TosaValue) else self.number(o, like) for o in operands]
         shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
-        count = math.prod(shape)
-        full = [value for value in values if math.prod(value.shape) == count]
-        if all(math.prod(value.shape) in (1, count) for value in values):
-            written = next((v for v in full if self._tensors[v.tensor].data is None), full[0])
-            to = self.as_written(written).shape
-            common = [to if value in full else (1,) * len(to) for value in values]
-        else:
-            common = _aligned([value.shape for value in values], shape)
+        to = self._written_shape(values, shape)
+        common = (
+            _aligned([value.shape for value in values], shape)
+            if to is None
+            else [to if value.size == math.prod(to) else (1,) * len(to) for value in values]
+        )
         taken = [self.reshape(value, to) for value, to in zip(values, common, strict=True)]
         out = np.broadcast_shapes(*(value.shape for value in taken))
         result = self.op(kind, [*taken, *extra], out, dtype or like, **attributes)
@@ -271,20 +219,14 @@ class TosaWriter:
     def _unique(self, stem: str) -> str:
         return f"{stem}.{len(self._tensors)}"
 
-    def _named(self, value: TosaValue) -> str:
-        """Return the tensor that holds `value` in its shape."""
-        tensor = self._tensors[value.tensor]
-        if value.shape == tensor.shape:
-            return value.tensor
-        key = (value.tensor, value.shape)
-        if key not in self._reshaped:
-            if tensor.data is not None:
-                self._reshaped[key] = self.constant(tensor.data.reshape(value.shape), value.dtype).tensor
-            else:
-                source = TosaValue(value.tensor, tensor.shape, tensor.dtype)
-                written = self.op("RESHAPE", [source, self.shape(value.shape)], value.shape)
-                self._reshaped[key] = written.tensor
-        return self._reshaped[key]
+    def _constant_like(self, data: np.ndarray[Any, Any], value: TosaValue) -> TosaValue:
+        return self.constant(data, value.dtype)
+
+    def _write_reshape(self, value: TosaValue, shape: tuple[int, ...]) -> TosaValue:
+        return self.op("RESHAPE", [value, self.shape(shape)], shape)
+
+    def _write_transpose(self, value: TosaValue, order: tuple[int, ...]) -> TosaValue:
+        return self.op("TRANSPOSE", [value], [value.shape[i] for i in order], perms=list(order))
 
 
 def _require_shape(shape: tuple[int, ...], dtype: str) -> None:
@@ -296,40 +238,7 @@ def _require_shape(shape: tuple[int, ...], dtype: str) -> None:
 
 
 def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return shapes that broadcast to `shape`, all at its rank, or merged if that is above `PICTURE`.
-
-    Adjacent dimensions merge if every operand has both or lacks both.
-    """
-    padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
+    """Return shapes that broadcast to `shape`, all at its rank, or merged if that is above `PICTURE`."""
     if len(shape) <= PICTURE:
-        return padded
-    groups: list[list[int]] = []
-    held: list[list[bool]] = []
-    for d, size in enumerate(shape):
-        if size == 1:
-            continue
-        having = [s[d] == size for s in padded]
-        if held and having == held[-1]:
-            groups[-1].append(d)
-        else:
-            groups.append([d])
-            held.append(having)
-    return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
-
-
-def _coalesced(view: View[TosaValue]) -> tuple[TosaValue, tuple[int, ...]]:
-    """Return the same transpose without dimensions of 1, and with dimensions merged that stay adjacent."""
-    sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
-    runs: list[list[int]] = []
-    kept = sorted(order)
-    rank = {dim: position for position, dim in enumerate(kept)}
-    for dim in order:
-        if runs and rank[dim] == rank[runs[-1][-1]] + 1:
-            runs[-1].append(dim)
-        else:
-            runs.append([dim])
-    ordered = sorted(runs)
-    value = TosaValue(
-        view.value.tensor, tuple(math.prod(sizes[d] for d in run) for run in ordered), view.value.dtype
-    )
-    return value, tuple(ordered.index(run) for run in runs)
+        return [(1,) * (len(shape) - len(each)) + each for each in shapes]
+    return merge_broadcast(shapes, shape)

@@ -18,6 +18,7 @@ from torch.fx import Node
 from dimorder.graph.dynamic_sizes import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.graph.quantized import IntegerType
 from dimorder.physical.fuse_quantized import Annotation, How
+from dimorder.targets.graph_writer import ViewWriter
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnBytes, XnnConstant, XnnGraph, XnnValue, constants_of
 from dimorder.targets.xnnpack.integer_kernels import integers_of, unfit_4_bits
@@ -25,7 +26,7 @@ from dimorder.targets.xnnpack.integers import CHOOSES, DYNAMIC, MOVES, OPERANDS,
 from dimorder.targets.xnnpack.weights import XnnWeights
 
 
-class XnnBuilder:
+class XnnBuilder(ViewWriter[XnnValue]):
     """Adds values and nodes to an XNNPACK graph.
 
     `origin` is the program's node for which the next ones are written, and `in_integers` how its one node
@@ -33,13 +34,13 @@ class XnnBuilder:
     """
 
     def __init__(self, graph: XnnGraph | None = None) -> None:
+        super().__init__()
         self.graph = XnnGraph() if graph is None else graph
         self.origin: Node | None = None
         self.in_integers: Annotation | None = None
         self._weights = XnnWeights(self.graph)
         self._dynamic: dict[tuple[int, int], int] = {}  # by floats and dimensions that share a scale
         self._constants: dict[tuple[object, ...], XnnValue] = {}
-        self._transposed: dict[View[XnnValue], XnnValue] = {}
         # by constant and half-precision type: the same in that type
         self._in_half: dict[tuple[int, torch.dtype], int] = {}
         self._floats: dict[XnnValue, XnnValue] = {}  # by integers: what they stand for
@@ -256,35 +257,14 @@ class XnnBuilder:
         return self._floats[value]
 
     def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:
-        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
-
-        Only `transposed` writes a transpose, for a conversion of the plan.
-        """
-        if isinstance(operand, torch.Tensor):
-            return self.constant(operand)
-        if not isinstance(operand, View):
+        """Return `operand` as `ViewWriter` does, or a number as a constant."""
+        if not isinstance(operand, (View, torch.Tensor)):
             return self.constant(torch.tensor([float(operand)]))
-        assert operand in self._transposed or operand.is_dense, (
-            "the plan has no conversion for this transpose"
-        )
-        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
+        return super().dense(operand)
 
-    def transposed(self, view: View[XnnValue]) -> XnnValue:
-        """Return `view` dense in its own dimension order.
-
-        Write a transpose if needed, once per value and order.
-        """
-        if view.is_dense:
-            return self.reshape(view.value, view.shape)
-        if view not in self._transposed:
-            self._transposed[view] = self.node(
-                "StaticTranspose",
-                view.shape,
-                num_dims=len(view.order),
-                perm=list(view.order),
-                input_id=view.value.id,
-            )
-        return self._transposed[view]
+    def _transpose(self, view: View[XnnValue]) -> XnnValue:
+        perm = list(view.order)
+        return self.node("StaticTranspose", view.shape, num_dims=len(perm), perm=perm, input_id=view.value.id)
 
     def reshape(self, value: XnnValue, shape: Sequence[int]) -> XnnValue:
         """Return the same elements in `shape`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
+from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type
 from dimorder.targets.xnnpack.integer_kernels import SELECTION, TIMES_ONES, shape_of
 from dimorder.targets.xnnpack.pointwise import pair
@@ -84,17 +85,10 @@ def _check_slice(a: Arguments) -> str | None:
 def _cat(w: XnnBuilder, a: Arguments) -> XnnValue:
     values = [w.dense(operand) for operand in a.tensors]
     axis = a.dim % len(a.shape)
-    while len(values) > 1:
-        values = [
-            _concatenate(w, values[i : i + MAX_CONCATENATED], axis)
-            for i in range(0, len(values), MAX_CONCATENATED)
-        ]
-    return values[0]
+    return join_in_steps(values, MAX_CONCATENATED, lambda group: _concatenate(w, group, axis))
 
 
 def _concatenate(w: XnnBuilder, values: Sequence[XnnValue], axis: int) -> XnnValue:
-    if len(values) == 1:
-        return values[0]
     shape = list(values[0].shape)
     shape[axis] = sum(value.shape[axis] for value in values)
     ids = [value.id for value in values] + [None] * (MAX_CONCATENATED - len(values))

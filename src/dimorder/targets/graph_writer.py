@@ -1,0 +1,214 @@
+"""Write graphs of dense tensors: views are followed, and nothing is transposed unless the plan asks for it.
+
+A target's writer adds its operators. Where tensors have names and shapes, a reshape is written late, once,
+and only if an operator reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from dimorder.targets.table import V, View
+
+D = TypeVar("D")
+
+
+class ViewWriter(ABC, Generic[V]):
+    """Gives operators dense operands."""
+
+    def __init__(self) -> None:
+        self._transposed: dict[View[V], V] = {}
+
+    @abstractmethod
+    def constant(self, data: torch.Tensor, /) -> V: ...
+
+    @abstractmethod
+    def reshape(self, value: V, shape: Sequence[int]) -> V: ...
+
+    @abstractmethod
+    def _transpose(self, view: View[V]) -> V:
+        """Write an operator that puts a view into its own dimension order."""
+
+    def dense(self, operand: View[V] | torch.Tensor) -> V:
+        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
+
+        Only `transposed` writes a transpose, for a conversion of the plan.
+        """
+        if isinstance(operand, torch.Tensor):
+            return self.constant(operand)
+        assert operand in self._transposed or operand.is_dense, (
+            "the plan has no conversion for this transpose"
+        )
+        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
+
+    def transposed(self, view: View[V]) -> V:
+        """Return `view` dense in its own dimension order.
+
+        Write a transpose if needed, once per value and order.
+        """
+        if view.is_dense:
+            return self.reshape(view.value, view.shape)
+        if view not in self._transposed:
+            self._transposed[view] = self._transpose(view)
+        return self._transposed[view]
+
+
+@dataclass(frozen=True)
+class NamedValue(Generic[D]):
+    """The dense tensor of that name, seen in `shape`.
+
+    Only the writer knows the shape in which it was written.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: D
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class StoredTensor(Protocol):
+    """A tensor in the shape in which it is written; `data` if it is constant."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def data(self) -> np.ndarray[Any, Any] | None: ...
+
+
+N = TypeVar("N", bound=NamedValue[Any])
+T = TypeVar("T", bound=StoredTensor)
+
+
+class NamedWriter(ViewWriter[N], Generic[N, T]):
+    """Writes a graph whose tensors have names.
+
+    `hint` is the name of the next operators' results, or its beginning.
+    """
+
+    MAX_RANK: ClassVar[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hint = "tensor"
+        self._tensors: dict[str, T] = {}
+        self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
+
+    @abstractmethod
+    def _constant_like(self, data: np.ndarray[Any, Any], value: N) -> N:
+        """Return a constant of the type of `value`."""
+
+    @abstractmethod
+    def _write_reshape(self, value: N, shape: tuple[int, ...]) -> N: ...
+
+    @abstractmethod
+    def _write_transpose(self, value: N, order: tuple[int, ...]) -> N: ...
+
+    def data(self, value: N) -> torch.Tensor | None:
+        """Return the data of `value` if it is a constant, else None."""
+        data = self._tensors[value.tensor].data
+        return None if data is None else torch.from_numpy(data).reshape(value.shape)
+
+    def reshape(self, value: N, shape: Sequence[int]) -> N:
+        """Return the same elements in `shape`. A reshape is written only when an operator reads them so."""
+        shape = tuple(int(size) for size in shape)
+        assert math.prod(shape) == value.size, (value.shape, shape)
+        return replace(value, shape=shape)
+
+    def as_written(self, value: N) -> N:
+        """Return the same elements in the shape in which they were written, which needs no operator."""
+        return self.reshape(value, self._tensors[value.tensor].shape)
+
+    def _transpose(self, view: View[N]) -> N:
+        is_written = len(view.order) <= self.MAX_RANK
+        value, order = (view.value, view.order) if is_written else merge_transposed(view)
+        return self.reshape(self._write_transpose(value, order), view.shape)
+
+    def _written_shape(self, values: Sequence[N], shape: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the shape in which operands that have all elements of `shape`, or one, need no reshape.
+
+        That is the shape of the first operand that is no constant, as it was written. Return None if an
+        operand broadcasts along some dimensions only.
+        """
+        count = math.prod(shape)
+        if any(value.size not in (1, count) for value in values):
+            return None
+        full = [value for value in values if value.size == count]
+        computed = (value for value in full if self._tensors[value.tensor].data is None)
+        return self._tensors[next(computed, full[0]).tensor].shape
+
+    def _named(self, value: N) -> str:
+        """Return the tensor that holds `value` in its shape."""
+        tensor = self._tensors[value.tensor]
+        if value.shape == tensor.shape:
+            return value.tensor
+        key = (value.tensor, value.shape)
+        if key not in self._reshaped:
+            reshaped = (
+                self._write_reshape(self.as_written(value), value.shape)
+                if tensor.data is None
+                else self._constant_like(tensor.data.reshape(value.shape), value)
+            )
+            self._reshaped[key] = reshaped.tensor
+        return self._reshaped[key]
+
+
+def join_in_steps(values: Sequence[V], most: int, join: Callable[[Sequence[V]], V]) -> V:
+    """Join values by operators of at most `most` operands.
+
+    >>> join_in_steps(["a", "b", "c", "d", "e"], 3, lambda values: f"({' '.join(values)})")
+    '((a b c) (d e))'
+    """
+    values = list(values)
+    while len(values) > 1:
+        groups = [values[i : i + most] for i in range(0, len(values), most)]
+        values = [join(group) if len(group) > 1 else group[0] for group in groups]
+    return values[0]
+
+
+def merge_broadcast(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return shapes that broadcast to `shape`, with adjacent dimensions merged as far as possible.
+
+    Adjacent dimensions merge if every operand has both or lacks both.
+
+    >>> merge_broadcast([(2, 3, 5), (5,)], (2, 3, 5))
+    [(6, 5), (1, 5)]
+    """
+    padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
+    groups: list[list[int]] = []
+    last: list[bool] = []
+    for d, size in enumerate(shape):
+        if size == 1:
+            continue
+        having = [s[d] == size for s in padded]
+        if groups and having == last:
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+        last = having
+    return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
+
+
+def merge_transposed(view: View[N]) -> tuple[N, tuple[int, ...]]:
+    """Return the same transpose without dimensions of 1, and with dimensions merged that stay adjacent."""
+    sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
+    rank = {dim: position for position, dim in enumerate(sorted(order))}
+    runs: list[list[int]] = []
+    for dim in order:
+        if runs and rank[dim] == rank[runs[-1][-1]] + 1:
+            runs[-1].append(dim)
+        else:
+            runs.append([dim])
+    ordered = sorted(runs)
+    shape = tuple(math.prod(sizes[d] for d in run) for run in ordered)
+    return replace(view.value, shape=shape), tuple(ordered.index(run) for run in runs)
