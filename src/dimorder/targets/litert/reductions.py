@@ -56,6 +56,8 @@ def matmul(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue, is_transposed: bool 
         x, y = (w.expanded(v, (*batch, *v.shape[-2:])) for v in (x, y))
     if len(x.shape) > 4 or len(x.shape) != len(y.shape):
         x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
+    if x.tensor == y.tensor:  # XNNPACK multiplies a TRANSPOSE's result wrongly with itself
+        y = w.copied(y)
     out = (*x.shape[:-1], columns)
     return w.reshape(w.op("BATCH_MATMUL", [x, y], out, adjX=False, adjY=is_transposed), shape)
 

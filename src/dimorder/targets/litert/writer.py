@@ -70,7 +70,7 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         tensor = self._named(value)
         taken = {*self._inputs.values(), *self._outputs.values()}
         if tensor in taken or self._tensors[tensor].data is not None:
-            tensor = self._write_reshape(replace(value, tensor=tensor), value.shape).tensor
+            tensor = self.copied(replace(value, tensor=tensor)).tensor
         self._outputs[name] = tensor
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
@@ -193,6 +193,10 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
         multiples = self.sizes([b // a for a, b in zip(old, new, strict=True)])
         return self.reshape(self.op("TILE", [self.reshape(value, old), multiples], new), shape)
+
+    def copied(self, value: LiteRtValue) -> LiteRtValue:
+        """Return a tensor of its own with the elements of `value`."""
+        return self._write_reshape(value, value.shape)
 
     # -- the file ------------------------------------------------------------------------------------------
 

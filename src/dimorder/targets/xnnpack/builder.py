@@ -72,9 +72,13 @@ class XnnBuilder(ViewWriter[XnnValue]):
         An input, a constant or an existing output is copied first.
         """
         if value.is_external or value.constant is not None:
-            value = self.node("Copy", value.shape, input_id=value.id)
+            value = self.copied(value)
         value.is_output = True
         self.graph.outputs.append(value.id)
+
+    def copied(self, value: XnnValue) -> XnnValue:
+        """Return a value of its own with the elements of `value`."""
+        return self.node("Copy", value.shape, input_id=value.id)
 
     def constant(self, tensor: torch.Tensor) -> XnnValue:
         """Return a constant, which is stored once per distinct data; a scalar gets shape (1,).

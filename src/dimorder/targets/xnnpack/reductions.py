@@ -56,6 +56,8 @@ def _matmul(w: XnnBuilder, a: Arguments) -> XnnValue:
     if isinstance(right, View) and right.order == _last_two_swapped(len(right.order)):
         flags, y = ("TRANSPOSE_B",), right.value
     y = y or w.dense(right)
+    if x.id == y.id:  # XNNPACK multiplies the result of a transpose wrongly with itself
+        y = w.copied(y)
     shape = a.shape
     if len(right.shape) == 2:
         rows = math.prod(x.shape[:-1])
