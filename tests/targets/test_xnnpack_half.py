@@ -118,3 +118,17 @@ def test_integers_beside_float16(takes: torch.dtype) -> None:
     lowered = dimorder.lower(network, (x,), target="xnnpack")
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
     torch.testing.assert_close(lowered.run(x), network(x), rtol=torch.finfo(torch.float16).eps, atol=0)
+
+
+@TYPES
+def test_dynamic_sizes_of_half_precision_are_one_delegate_at_each_size(dtype: torch.dtype) -> None:
+    network = Net(lambda x, w, b: F.conv2d(x, w, b, padding=1).relu() * 0.5, (r(5, 3, 3, 3), r(5)))
+    network = network.to(dtype)
+    batch, height = torch.export.Dim("N", min=1, max=4), torch.export.Dim("H", min=6, max=11)
+    sizes = (({0: batch, 2: height},),)
+    example = r(2, 3, 9, 7).to(dtype)
+    lowered = dimorder.lower(network, (example,), dynamic_shapes=sizes, target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for shape in ((1, 3, 6, 7), (4, 3, 11, 7)):
+        x = r(*shape).to(dtype)
+        assert relative_error(lowered.run(x), network(x).detach()) <= 4 * torch.finfo(dtype).eps, shape

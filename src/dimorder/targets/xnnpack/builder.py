@@ -188,6 +188,9 @@ class XnnBuilder(ViewWriter[XnnValue]):
         assert len(types) < 2, f"a node reads {types}"
         return next(iter(types), None)
 
+    def _stored(self, data: torch.Tensor) -> XnnBytes:
+        return XnnBytes.of(data)
+
     def _as_half(self, name: str, index: Any, half: torch.dtype) -> Any:
         """Return a field of a half-precision node; a constant is replaced by its half-precision copy."""
         if name not in READS or index is None or self.graph.values[index].half:
@@ -195,7 +198,7 @@ class XnnBuilder(ViewWriter[XnnValue]):
         if (index, half) not in self._in_half:
             data = constants_of([self.graph.values[index]])[index].to(half)
             value = self._value(self.graph.values[index].shape, half)
-            value.constant = XnnConstant(data.float(), XnnBytes.of(data))
+            value.constant = XnnConstant(data.float(), self._stored(data))
             self._in_half[index, half] = value.id
         return self._in_half[index, half]
 

@@ -29,7 +29,10 @@ class Sketch(XnnBuilder):
 
     def constant(self, tensor: Tensor) -> XnnValue:
         shape = tuple(tensor.shape) or (1,)
-        return self.graph.add(shape, constant=XnnConstant(tensor, XnnBytes("", b"")))
+        return self.graph.add(shape, constant=XnnConstant(tensor, self._stored(tensor)))
+
+    def _stored(self, data: Tensor) -> XnnBytes:
+        return XnnBytes("", b"")
 
 
 def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
