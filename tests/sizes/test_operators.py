@@ -233,3 +233,16 @@ def test_pixels_are_shuffled_by_a_transposed_convolution() -> None:
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
     for sizes in PICTURES:
         assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-5
+
+
+def test_a_slice_before_two_dynamic_dimensions_is_planned_inside_the_delegate() -> None:
+    class Parts(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.relu()[:1] * 2, x.sigmoid()[2:5] + 1
+
+    dims = ({1: Dim("L", min=2, max=40), 2: Dim("M", min=3, max=30)},)
+    lowered = dimorder.lower(Parts(), (torch.ones(6, 9, 7),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.plan.extracted.outside == {}
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for length, width in ((2, 3), (40, 30), (2, 30), (40, 3), (17, 5)):
+        assert max(errors(lowered, Parts(), torch.randn(6, length, width))) <= 1e-6

@@ -23,7 +23,9 @@ from tests import fuzz
 
 pytest.importorskip("executorch")
 
-FAST, FAST_RANGES, SLOW = range(30), range(20), range(1000, 3000)
+FAST, SLOW = range(30), range(1000, 3000)
+# The last three were divided otherwise than planned: a sum over several dimensions, and slices of merged ones.
+FAST_RANGES = (*range(20), 1003, 1051, 1257)
 
 
 def batch_of(case: fuzz.Case) -> tuple[dict[int, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,9 +131,15 @@ class DynamicSize(int):
         return " | ".join(map(str, self.values))
 
 
-def values_of(size: int) -> tuple[int, ...] | int:
-    """Return a number's values at all points, or the number itself if it depends on no size."""
-    return size.values if isinstance(size, DynamicSize) else size
+def common_divisor(numbers: Sequence[int]) -> int:
+    """Return the greatest number that divides all of these, at every point.
+
+    >>> common_divisor((DynamicSize.of((18, 50)), DynamicSize.of((27, 75)))), common_divisor((8, 12))
+    (9 | 25, 4)
+    """
+    points = next((len(number.values) for number in numbers if isinstance(number, DynamicSize)), 1)
+    values = (n.values if isinstance(n, DynamicSize) else (n,) * points for n in numbers)
+    return DynamicSize.of(math.gcd(*each) for each in zip(*values, strict=True))
 
 
 def is_fixed(sizes: Iterable[Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dimorder.graph.dynamic_sizes import common_divisor, is_fixed
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type
@@ -72,10 +73,16 @@ def _cut(w: XnnBuilder, x: XnnValue, dim: int, start: int, length: int) -> XnnVa
 
 def _slice_tensor(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
-    size = x.shape[a.dim]
+    dim = a.dim % len(x.shape)
+    size, length = x.shape[dim], a.shape[dim]
     start = a.start or 0
     start = min(max(start + size if start < 0 else start, 0), size)
-    return _cut(w, x, a.dim, start, a.shape[a.dim])
+    if is_fixed((start, length)):
+        return _cut(w, x, dim, start, length)
+    # a dynamic number of whole rows, such as those of the outermost of several dimensions in one
+    row = common_divisor((size, start, length))
+    x = w.reshape(x, (*x.shape[:dim], size // row, row, *x.shape[dim + 1 :]))
+    return w.reshape(_cut(w, x, dim, start // row, length // row), a.shape)
 
 
 def _check_slice(a: Arguments) -> str | None:

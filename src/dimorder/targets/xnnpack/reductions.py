@@ -140,7 +140,8 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
     )
-    if inner == 1 and size != x.shape[last] and size > _MANY and x.integer_type is None:
+    is_many = is_fixed([size]) and size > _MANY
+    if inner == 1 and size != x.shape[last] and is_many and x.integer_type is None:
         y = mean_over_space(w, w.reshape(x, (outer, size // x.shape[last], 1, x.shape[last])))
         y = times(w, y, 1 if mean else size // x.shape[last])
         left = {d for d in dims if d < first} | {first}

@@ -110,12 +110,12 @@ def keep_underived_outside(plan: Partition) -> None:
 
     Raises `StageError` for an operator that the plan has inside.
     """
+    dynamic = [n for n in plan.called if n not in plan.refused and is_dynamic(n, plan.dynamic)]
     plan.refused |= {
         node
-        for node in plan.called
-        if node not in plan.refused
-        and is_dynamic(node, plan.dynamic)
-        and underived(node, plan.operators, plan.constants, plan.dynamic)
+        for node in dynamic
+        if _is_planned_outside(node, plan)
+        or underived(node, plan.operators, plan.constants, plan.dynamic) is not None
     }
     for node in plan.refused:
         _require_planned_outside(node, plan)
@@ -123,6 +123,11 @@ def keep_underived_outside(plan: Partition) -> None:
     while (underived_node := _underived_node(plan)) is not None:
         plan.refused.add(underived_node)
         divide(plan)
+
+
+def _is_planned_outside(node: Node, plan: Partition) -> bool:
+    """Return whether a call belongs to an operator that the plan has outside. Views run on either side."""
+    return origin_of(node).get("outside", False) and not plan.operators.is_relabel(node)
 
 
 def _require_planned_outside(node: Node, plan: Partition) -> None:
