@@ -24,7 +24,7 @@ from tests import fuzz
 pytest.importorskip("executorch")
 
 FAST, SLOW = range(30), range(1000, 3000)
-# The last three were divided otherwise than planned: a sum over several dimensions, and slices of merged ones.
+# The last three were divided otherwise than planned: a sum over several dimensions, slices of merged ones.
 FAST_RANGES = (*range(20), 1003, 1051, 1257)
 
 
