@@ -24,7 +24,7 @@ from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import INFO, sidecar
-from dimorder.targets.tosa.emit import write
+from dimorder.targets.tosa.emit import read_program, write
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.model import TosaModel
@@ -191,7 +191,10 @@ _OF_INTEGERS = (_IMPLEMENTATIONS - _FROM_PARTS, _IMPLEMENTATIONS - _FROM_PARTS -
 
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
-    quantised = _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS)
+    quantised = replace(
+        _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS),
+        fused=lambda program: read_program(program, integers)[1],
+    )
     made = _target(operators, partial(emit, operators=operators), _OF_FLOATS)
     return replace(made, quantized=quantised, recipes=RECIPES)
 
