@@ -132,7 +132,8 @@ class IntegerWriter(TosaWriter):
         held = value.value if isinstance(value, View) else value
         how = None if self.annotation is None else self.annotation.how
         kinds: Mapping[How | None, Any] = {None: TosaValue, How.WIDE: (Accumulator, TosaValue)}
-        assert isinstance(held, kinds.get(how, Lookup)), f"a {type(held).__name__}, where the plan has {how}"
+        found = f"a row gives {type(held).__name__}, where the plan has {how}"
+        assert isinstance(held, kinds.get(how, Lookup)), found
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         if isinstance(value, TosaValue):
