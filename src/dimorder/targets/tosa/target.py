@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.graph.exported import readable
+from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.table import PLAIN
@@ -120,7 +120,7 @@ def emit_integers(
     writer = IntegerWriter(forms)
     data, model_of = write(program, contract, operators, writer)
     model = replace(model_of(), errors=writer.errors)
-    module = readable(program)
+    module = graph_with_tensors(program)
 
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the graph's outputs, after comparing its integers with the program's roundings."""
@@ -165,7 +165,7 @@ _FIRST = frozenset({"aten.linear/features first"})
 
 _IMPLEMENTATIONS = PLAIN | {
     "aten.linear/as a convolution",
-    "aten.linear/as a product",
+    "aten.linear/as a matmul",
     "aten.convolution/without outer taps",
     "aten.convolution/depth tap by tap",
     "aten.convolution/transposed depth tap by tap",
@@ -179,10 +179,10 @@ _IMPLEMENTATIONS = PLAIN | {
     "aten.log_softmax.int/by halves",
     "aten.cumsum/by doubling",
     "aten.cumprod/by doubling",
-    "aten.upsample_bilinear2d.vec/by products",
-    "aten.upsample_bicubic2d.vec/by products",
-    "aten._upsample_bilinear2d_aa.vec/by products",
-    "aten._upsample_bicubic2d_aa.vec/by products",
+    "aten.upsample_bilinear2d.vec/by matmul",
+    "aten.upsample_bicubic2d.vec/by matmul",
+    "aten._upsample_bilinear2d_aa.vec/by matmul",
+    "aten._upsample_bicubic2d_aa.vec/by matmul",
 }
 _OF_FLOATS = (_IMPLEMENTATIONS, _IMPLEMENTATIONS - _FIRST, _IMPLEMENTATIONS - _FIRST - _FROM_PARTS)
 # A function of a sum, into which operators from parts decompose, has no form in integers.

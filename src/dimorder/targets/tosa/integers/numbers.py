@@ -151,7 +151,7 @@ class IntegerWriter(TosaWriter):
         return self._as_integers(self._moved, view)
 
     def _moved(self, view: View[TosaValue]) -> TosaValue:
-        if self.forms.permutes_by_products and not view.is_dense and view not in self._transposed:
+        if self.forms.permutes_by_convolution and not view.is_dense and view not in self._transposed:
             made = permute_channels(self, view)
             if made is not None:
                 self._transposed[view] = made
