@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -57,7 +58,6 @@ def export_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> Expor
     """
     graph = module.graph
     graph.eliminate_dead_code()
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
     read = [node for node in graph.nodes if node.op == "get_attr"]
     with graph.inserting_before(next(iter(graph.nodes))):
         names = dict.fromkeys(str(node.target) for node in read)
@@ -68,9 +68,32 @@ def export_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> Expor
         replace_node(node, buffers[str(node.target)])
     state = {name: module.get_buffer(name) for name in buffers}
     _ShapesRun(module, (*state.values(), *examples))
+    return program_of_values(torch.nn.Module(), graph, examples, state, buffers)
+
+
+def program_of_values(
+    root: torch.nn.Module,
+    graph: Graph,
+    examples: Sequence[torch.Tensor],
+    state: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    buffers: Mapping[str, Node] = MappingProxyType({}),
+    ranges: Mapping[Any, Any] = MappingProxyType({}),
+    kind: type[ExportedProgram] = ExportedProgram,
+) -> ExportedProgram:
+    """Return the exported program of a graph whose nodes have their values already.
+
+    Args:
+        root: The modules that the graph reads.
+        graph: The graph, which returns calls' results.
+        examples: One tensor for each input.
+        state: The buffers.
+        buffers: The placeholder of each buffer.
+        ranges: The ranges of the dynamic sizes.
+        kind: The class of the program.
+    """
     results: Any = graph.output_node().args[0]
-    returned = [TensorArgument(node.name) for node in results]
-    taken = [TensorArgument(node.name) for node in inputs]
+    inputs = [n for n in graph.find_nodes(op="placeholder") if n not in buffers.values()]
+    returned, taken = ([TensorArgument(node.name) for node in nodes] for nodes in (results, inputs))
     specs = [
         InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
         for name, node in buffers.items()
@@ -78,12 +101,12 @@ def export_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> Expor
     specs += [InputSpec(InputKind.USER_INPUT, argument, None) for argument in taken]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in returned]
     call: tuple[tuple[torch.Tensor, ...], dict[str, Any]] = ((*examples,), {})
-    return ExportedProgram(
-        root=torch.nn.Module(),
+    return kind(
+        root=root,
         graph=graph,
         graph_signature=ExportGraphSignature(specs, outputs),
-        state_dict=state,
-        range_constraints={},
+        state_dict=dict(state),
+        range_constraints=dict(ranges),
         module_call_graph=_call_graph(taken, returned, call),
         example_inputs=call,
         verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],

@@ -26,8 +26,9 @@ from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import turn_inputs_into_buffers
 from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
+from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialization import specialize
-from dimorder.targets.delegate import EDGE, written
+from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, written
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.exact import exact_run
@@ -122,15 +123,28 @@ def _emit_for_ranges(
     plan = partition(specialization.program, operators, specialization.calls)
     keep_unfit_sizes_outside(plan)
     build = build_outer(plan, specialization.table)
-    pte = _file(plan, GraphModule(build.root, build.graph), texts, symbols_of(contract))
+    module, symbols = GraphModule(build.root, build.graph), symbols_of(contract)
+    pte = _file(plan, module, texts, specialization.table, symbols)
     delegates, kernels = _calls(pte)
     _require_kernels(kernels, plan)
     return Emitted(pte, delegates, kernels, build.transposes)
 
 
-def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
+def _file(
+    plan: Partition,
+    module: GraphModule,
+    texts: Mapping[str, str],
+    table: SizeTable | None = None,
+    symbols: Any = None,
+) -> bytes:
+    """Return the file of a program around delegates. `table` and `symbols` are its dynamic sizes."""
+    examples = plan.example_inputs()
+    if calls_delegates_alone(module):
+        sizes = () if table is None else (plan.tensors(plan.inputs, table), table.ranges)
+        outer = delegate_program(module, examples, *sizes)
+        return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
     try:
-        outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
+        outer = torch.export.export(module, examples, dynamic_shapes=symbols)
     except UserError as error:  # torch fixes a size wherever it compares one
         found = next((line.strip(" -") for line in str(error).splitlines()[1:]), str(error))
         raise UnsupportedError("the operators around the delegates", found, FIX) from error
