@@ -104,6 +104,7 @@ CALLS: Mapping[Any, tuple[Any, ...]] = {
     OPS.upsample_nearest2d_nhwc.default: (X, [9, 5], None, None),
     # clamps
     aten.relu.default: (X,),
+    aten.relu6.default: (X,),
     aten.hardtanh.default: (X, -20.0, 31.0),
     aten.clamp.default: (X, -20.0, 31.0),
     aten.clamp_min.default: (X, -20.0),
@@ -261,7 +262,7 @@ def test_a_clamp_gives_elements_or_bounds(target: Any) -> None:
     kept = result == x
     assert 0 < kept.sum() < x.numel()
     assert result[~kept].unique().tolist() == [
-        b for b in sorted(bounds or [0.0]) if (result[~kept] == b).any()
+        b for b in sorted(bounds or [0.0, 6.0]) if (result[~kept] == b).any()
     ]
     assert torch.equal(run(target, (result, *bounds)), result)
     assert (result.flatten()[x.flatten().argsort()].diff() >= 0).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
-from dimorder.physical.fuse_quantized import MOVE, IntegerKernel, fuse_quantized
+from dimorder.physical.fuse_quantized import (
+    MOVE,
+    Annotation,
+    FusedProgram,
+    How,
+    IntegerKernel,
+    WideKernel,
+    fuse_quantized,
+)
 from dimorder.targets.program_io import read_signature
 
 aten = torch.ops.aten
@@ -53,7 +61,28 @@ def constant_type(constant: Tensor) -> IntegerType | None:
     return IntegerType(torch.int8, float(constant.max()), 0) if constant.unique().numel() == 1 else None
 
 
-def annotated(forward: Callable[..., Any], *inputs: Tensor) -> str:
+def _exact(operands: Mapping[Any, Annotation]) -> str | None:
+    exact = all(each.exact_type is not None for each in operands.values())
+    return None if exact else "a function without exact integers"
+
+
+def _one_value(operands: Mapping[Any, Annotation]) -> str | None:
+    is_sum = any(each.how is How.WIDE for each in operands.values())
+    return "a function of a sum" if is_sum else "a function of two values"
+
+
+# Of a target that follows functions of one value, and quantizes sums later.
+WIDE_RULES: Mapping[Any, Any] = {
+    aten.linear.default: WideKernel(_exact),
+    aten.maximum.default: WideKernel(lambda operands: None, follows=True),
+    aten.amax.default: WideKernel(_exact, keeps=True),
+    aten.argmax.default: WideKernel(_exact),
+    **dict.fromkeys((aten.add.Tensor, aten.mul.Tensor), WideKernel(lambda operands: None, follows=True)),
+    **dict.fromkeys((aten.sigmoid.default, aten.relu.default), WideKernel(_one_value, follows=True)),
+}
+
+
+def annotated(forward: Callable[..., Any], *inputs: Tensor, rules: Mapping[Any, Any] = RULES) -> FusedProgram:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -67,7 +96,7 @@ def annotated(forward: Callable[..., Any], *inputs: Tensor) -> str:
     constants = read_signature(program).constants
     calls = [node for node in program.graph.nodes if node.op == "call_function" and node not in constants]
     parts = {node: 0 for node in calls if node.target is not aten.log1p.default}
-    return str(fuse_quantized(program.graph, constants, parts, RULES, constant_type))
+    return fuse_quantized(program.graph, constants, parts, rules, constant_type)
 
 
 X = torch.ones(3, 7)
@@ -165,7 +194,85 @@ linear_1               in floats: tokens that are not rows""",
 @pytest.mark.parametrize("forward", CASES, ids=lambda forward: forward.__name__)
 def test_each_call_is_annotated(forward: Callable[..., Any]) -> None:
     given = X if forward in (clamped_island, dynamic) else Q
-    assert annotated(forward, given) == CASES[forward]
+    assert str(annotated(forward, given)) == CASES[forward]
+
+
+# -- functions of one value, and sums in wider integers
+
+
+def functions(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    x = dequantised(x, 0.5, 3)
+    gate = x * (x + 2.0).sigmoid()
+    moved = x.view(7, 3).relu() + x.view(7, 3)
+    returned = x.view(21).view(3, 7) * x
+    return tuple(quantised(y, 0.25, -8) for y in (gate, moved, returned, (x * 4.0).amax(1)))
+
+
+def wide(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    x = dequantised(x, 0.5, 3)
+    turned = x + x.flip(1)
+    shifted = x * net.halves
+    flat = F.linear(x, net.weight).view(15)
+    return (*(quantised(y, 0.25, -8) for y in (turned, shifted, flat)), (x + 0.5).argmax(1))
+
+
+def not_wide(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    x = dequantised(x, 0.5, 3)
+    of_sum = (x + x.flip(1)).sigmoid()
+    inexact = F.linear(x.sigmoid(), net.weight)
+    return quantised(of_sum, 0.25, -8), quantised(inexact, 0.25, -8), x.sigmoid().argmax(1)
+
+
+OF_ONE = "a number for each integer of one value: int8, scale 0.5, zero point 3"
+WIDE_CASES = {
+    functions: f"""\
+dequantize_per_tensor  dequantized: int8, scale 0.5, zero point 3
+add                    {OF_ONE}
+sigmoid                {OF_ONE}
+mul                    {OF_ONE}
+view                   dequantized: int8, scale 0.5, zero point 3
+relu                   {OF_ONE}
+view_1                 dequantized: int8, scale 0.5, zero point 3
+add_1                  {OF_ONE}
+view_2                 dequantized: int8, scale 0.5, zero point 3
+view_3                 dequantized: int8, scale 0.5, zero point 3
+mul_1                  {OF_ONE}
+mul_2                  {OF_ONE}
+amax                   dequantized: int8, scale 2, zero point 3""",
+    wide: f"""\
+dequantize_per_tensor  dequantized: int8, scale 0.5, zero point 3
+flip                   dequantized: int8, scale 0.5, zero point 3
+add                    in wider integers
+mul                    in wider integers
+linear                 in wider integers
+view                   in wider integers
+add_1                  {OF_ONE}
+argmax                 in floats: a function without exact integers""",
+    not_wide: f"""\
+dequantize_per_tensor  dequantized: int8, scale 0.5, zero point 3
+flip                   dequantized: int8, scale 0.5, zero point 3
+add                    in wider integers
+sigmoid                in floats: a function of a sum
+sigmoid_1              {OF_ONE}
+linear                 in floats: a function without exact integers
+sigmoid_2              {OF_ONE}
+argmax                 in floats: a function without exact integers""",
+}
+
+
+@pytest.mark.parametrize("forward", WIDE_CASES, ids=lambda forward: forward.__name__)
+def test_functions_are_followed_and_sums_stay_wide(forward: Callable[..., Any]) -> None:
+    assert str(annotated(forward, Q, rules=WIDE_RULES)) == WIDE_CASES[forward]
+
+
+def test_a_function_is_the_result_for_each_integer() -> None:
+    fused = annotated(functions, Q, rules=WIDE_RULES)
+    numbers = {node.name: each.numbers for node, each in fused.annotations.items()}
+    x = (torch.arange(-128, 128, dtype=torch.float64) - 3) * 0.5
+    assert torch.equal(numbers["dequantize_per_tensor"], x)
+    assert torch.equal(numbers["mul"], x * (x + 2).sigmoid())
+    assert torch.equal(numbers["add_1"], x.relu() + x)
+    assert torch.equal(numbers["mul_1"], x * x)
 
 
 # -- there is one fuser

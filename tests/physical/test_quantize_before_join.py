@@ -16,7 +16,7 @@ aten = torch.ops.aten
 SCALE = (0.5, 3, -128, 127, torch.int8)
 
 
-def joined(*sites: int, reads_floats: bool = False) -> Graph:
+def joined(*sites: int, clamp: Any = aten.relu.default, reads_floats: bool = False) -> Graph:
     """A graph of two convolutions of these sites, joined, viewed, clamped and quantised."""
     graph = Graph()
     x, weight = graph.placeholder("x"), graph.placeholder("weight")
@@ -30,7 +30,7 @@ def joined(*sites: int, reads_floats: bool = False) -> Graph:
     both = graph.call_function(aten.cat.default, ([convolution(site) for site in sites], 3))
     add_origin(both, site=sites[0])
     rows = graph.call_function(aten.view.default, (both, [4, 6, 5]))
-    clamped = graph.call_function(aten.relu.default, (rows,))
+    clamped = graph.call_function(clamp, (rows,))
     results: tuple[Any, ...] = (graph.call_function(QUANTIZE, (clamped, *SCALE)),)
     graph.output((*results, both) if reads_floats else results)
     return graph
@@ -66,6 +66,12 @@ def test_each_convolution_of_an_operator_is_quantised() -> None:
     quantize_before_join(graph)
     assert text(graph) == AFTER
     graph.lint()
+
+
+def test_a_relu6_is_a_clamp_too() -> None:
+    graph = joined(7, 7, clamp=aten.relu6.default)
+    quantize_before_join(graph)
+    assert text(graph) == AFTER.replace("relu", "relu6")
 
 
 def test_several_operators_stay() -> None:

@@ -71,17 +71,17 @@ def test_a_conversion_costs_by_the_orders_it_is_between() -> None:
 
 
 def test_an_implementation_is_chosen_by_its_price() -> None:
-    names = {"features last": 50, "as a product": 40, "features first": 400, "as a convolution": 30}
+    names = {"features last": 50, "as a matmul": 40, "features first": 400, "as a convolution": 30}
     plan = planned(priced({}, names), Product())
     assert chosen(plan) == ["as a convolution", "elementwise"] and plan.cost == (30,)
     plan = planned(priced({}, {**names, "as a convolution": 60}), Product())
-    assert chosen(plan) == ["as a product", "elementwise"] and plan.cost == (40,)
+    assert chosen(plan) == ["as a matmul", "elementwise"] and plan.cost == (40,)
 
 
 def test_what_is_dear_in_one_order_is_converted_to_another() -> None:
     """Three cheap conversions are better than one dear implementation."""
     cheap = dict.fromkeys(((0, 1, 2, 3), (3, 0, 1, 2), (1, 2, 3, 0)), 1)
-    names = {"features last": 900, "as a product": 900, "as a convolution": 900, "features first": 5}
+    names = {"features last": 900, "as a matmul": 900, "as a convolution": 900, "features first": 5}
     plan = planned(priced(cheap, names), Product())
     assert chosen(plan)[0] == "features first" and plan.cost[0] < 900 and plan.certificate.optimal
 

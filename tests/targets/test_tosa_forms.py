@@ -128,7 +128,7 @@ def shuffled(x: Tensor) -> Tensor:
 
 
 def test_channels_that_change_places_are_a_product() -> None:
-    plain, other = alike(Between(shuffled, (0.0311, -7)), randn(2, 6, 5, 7), "permutes_by_products")
+    plain, other = alike(Between(shuffled, (0.0311, -7)), randn(2, 6, 5, 7), "permutes_by_convolution")
     assert "TRANSPOSE" in plain
     assert "TRANSPOSE" not in other
     assert "CONV2D" in other
@@ -136,7 +136,7 @@ def test_channels_that_change_places_are_a_product() -> None:
 
 def test_what_is_no_channel_is_transposed() -> None:
     turned = Between(lambda x: x.transpose(2, 3), (0.0311, -7))
-    plain, other = alike(turned, randn(2, 6, 15, 7), "permutes_by_products")
+    plain, other = alike(turned, randn(2, 6, 15, 7), "permutes_by_convolution")
     assert plain == other
     assert "TRANSPOSE" in plain
 

@@ -17,10 +17,15 @@ from torch import Tensor, nn
 pytest.importorskip("tosa_serializer")
 
 import dimorder
+from dimorder.errors import UnsupportedError
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
+from dimorder.targets.tosa.integers.numbers import numbers
+from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
+from dimorder.targets.tosa.integers.sums import as_sum
 from dimorder.targets.tosa.target import TARGET, emit_integers
+from dimorder.targets.tosa.target import target as tosa
 from tests.targets.quantised import Between, Net, Product, by_arm, by_xnnpack, quantised
 
 aten = torch.ops.aten
@@ -379,6 +384,20 @@ def test_what_has_no_form_in_integers_is_refused_with_its_place(name: str) -> No
         fix
         == "  fix: quantise its operands and its result, replace it in the module, or choose another target"
     )
+
+
+def test_a_refusal_comes_before_anything_is_emitted() -> None:
+    module, inputs, _ = REFUSED["a sum between"]
+    target = replace(TARGET, quantized=replace(TARGET.quantized, emit=None))
+    with pytest.raises(UnsupportedError, match="a function of a sum that is not quantised"):
+        dimorder.lower(module, inputs, target=target)
+
+
+def test_a_row_that_does_not_do_what_the_plan_has_fails() -> None:
+    row = replace(INTEGERS.rows[aten.sigmoid.default], build=lambda w, a: as_sum(w, numbers(w, a.self)))
+    table = replace(INTEGERS, rows={**INTEGERS.rows, aten.sigmoid.default: row})
+    with pytest.raises(AssertionError, match=r"gives Accumulator, where the plan has How\.FUNCTION"):
+        dimorder.lower(Between(torch.sigmoid, RESULTS[0]), (X,), target=tosa(integers=table))
 
 
 class Floats(nn.Module):

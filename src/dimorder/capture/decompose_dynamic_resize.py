@@ -159,7 +159,7 @@ def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
 # -- resizes
 
 
-def _by_products(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
+def _by_matmul(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
     """Return whether a resize to dynamic sizes becomes matmuls: not a target's `own`, not too large."""
     if own or x.dtype != torch.float32 or any(not factor.is_integer() for factor in factors or ()):
         return False
@@ -185,7 +185,7 @@ def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
     """Return whether a nearest resize becomes matmuls; a target itself repeats places of one dynamic size."""
     repeats = all(times.is_Integer for times in map(_quotient, _new(x, size, factors), x.shape[2:]))
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
-    return _by_products(x, size, factors, own=repeats and symbols <= 1)
+    return _by_matmul(x, size, factors, own=repeats and symbols <= 1)
 
 
 def _quotient(new: Any, old: Any) -> Any:
@@ -194,7 +194,7 @@ def _quotient(new: Any, old: Any) -> Any:
 
 
 def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
-    return _by_products(x, size, factors, own=not _has_symbols(_new(x, size, factors)))
+    return _by_matmul(x, size, factors, own=not _has_symbols(_new(x, size, factors)))
 
 
 def _asks_shuffle(x: Tensor, factor: int) -> bool:

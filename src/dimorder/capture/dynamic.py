@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.graph.exported import copy_graph, remade
+from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import bound, call_before, copy_meta, replace_node
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
@@ -60,7 +60,7 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
         if name_of(node) in _AFFINE:
             _by_one_scale(node, _AFFINE[name_of(node)])
     graph.eliminate_dead_code()
-    return remade(exported, graph=graph, graph_signature=signature, state_dict=state)
+    return replace_parts(exported, graph=graph, graph_signature=signature, state_dict=state)
 
 
 def is_dynamic_dequantize(node: Node) -> bool:

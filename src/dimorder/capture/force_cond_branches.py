@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import COND, Branches
-from dimorder.graph.exported import copy_graph, remade
+from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import EXPORTED, args_of, call_before, copy_meta, graph_module
 
 Choices = Mapping[str, bool]  # by the name of a `torch.cond` in the exported program
@@ -41,7 +41,7 @@ def force_exported(program: ExportedProgram, choices: Choices) -> ExportedProgra
         choice, *rest = args_of(node)
         args = (choice, choices[node.name])
         node.args = (call_before(node, torch.ops.aten.full_like.default, args, like=choice), *rest)
-    return remade(program, root=module, graph=module.graph)
+    return replace_parts(program, root=module, graph=module.graph)
 
 
 def force_captured(program: Captured, choices: Choices) -> Captured:
@@ -70,7 +70,7 @@ def force_physical(program: ExportedProgram, choices: Choices) -> ExportedProgra
     _force(graph, lambda node: choices[node.name], read)
     old = program.graph_signature
     signature = ExportGraphSignature([*specs, *old.input_specs], old.output_specs)
-    return remade(program, graph=graph, graph_signature=signature, state_dict=state)
+    return replace_parts(program, graph=graph, graph_signature=signature, state_dict=state)
 
 
 def _force(

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from dimorder.graph.exported import copy_graph, remade, state_of
+from dimorder.graph.exported import copy_graph, replace_parts, state_of
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
 
@@ -61,7 +61,7 @@ def functionalize(
         elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
             decomposed: ExportedProgram = exported.run_decompositions({}) if decompose else exported
             return decomposed
-    return remade(exported, graph=graph)
+    return replace_parts(exported, graph=graph)
 
 
 def _is_ahead(

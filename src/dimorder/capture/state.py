@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.exported import copy_graph, remade
+from dimorder.graph.exported import copy_graph, replace_parts
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def with_one_name(program: ExportedProgram) -> ExportedProgram:
         graph.erase_node(nodes[constant])
     kept = [spec for spec in specs if spec.arg.name not in same]
     signature = ExportGraphSignature(kept, program.graph_signature.output_specs)
-    return remade(program, graph=graph, graph_signature=signature)
+    return replace_parts(program, graph=graph, graph_signature=signature)
 
 
 def _memory(program: ExportedProgram, spec: InputSpec) -> Any:

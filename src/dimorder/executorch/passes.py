@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import read
 from dimorder.executorch.layout import NHWC
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import keep_names, replace_parts
 from dimorder.graph.nodes import set_meta, set_value
 
 TO_DIM_ORDER = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
@@ -75,7 +75,7 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
             node.args, node.kwargs = pytree.tree_map_only(
                 torch.memory_format, lambda _: torch.contiguous_format, arguments
             )
-    return remade(
+    return replace_parts(
         program,
         root=graph,
         graph=graph.graph,

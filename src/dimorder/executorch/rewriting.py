@@ -24,7 +24,7 @@ from dimorder.executorch.passes import (
     tensors,
 )
 from dimorder.executorch.rules import functional_of, overload_of
-from dimorder.graph.exported import remade
+from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import copy_meta, replace_node, set_value
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default
@@ -40,7 +40,7 @@ def size_hint(size: Any) -> int:
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
     graph = copy_graph_module(program)
-    return remade(
+    return replace_parts(
         program,
         root=graph,
         graph=graph.graph,
@@ -71,7 +71,7 @@ def retrace(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> E
     for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
         if isinstance(result, Node) and hasattr(spec.arg, "name"):
             spec.arg.name = result.name
-    return remade(
+    return replace_parts(
         program,
         state_dict={name: replaced.get(name, tensor) for name, tensor in program.state_dict.items()},
         constants={name: replaced.get(name, value) for name, value in program.constants.items()},

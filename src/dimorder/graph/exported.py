@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class _Verifier(TrainingIRVerifier):
         return (*super().allowed_op_types(), Branches)
 
 
-def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedProgram:
+def export_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedProgram:
     """Return the exported program of a graph of ATen calls.
 
     The result is what torch.export gives for such a module, without tracing it again. The graph is changed in
@@ -51,13 +52,12 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     >>> graph = Graph()
     >>> result = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
     >>> _ = graph.output((result,))
-    >>> program = exported(GraphModule(torch.nn.Module(), graph), (torch.tensor([-1.0, 2.0]),))
+    >>> program = export_graph(GraphModule(torch.nn.Module(), graph), (torch.tensor([-1.0, 2.0]),))
     >>> program.module()(torch.tensor([-3.0, 5.0]))
     (tensor([0., 5.]),)
     """
     graph = module.graph
     graph.eliminate_dead_code()
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
     read = [node for node in graph.nodes if node.op == "get_attr"]
     with graph.inserting_before(next(iter(graph.nodes))):
         names = dict.fromkeys(str(node.target) for node in read)
@@ -68,9 +68,32 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
         replace_node(node, buffers[str(node.target)])
     state = {name: module.get_buffer(name) for name in buffers}
     _ShapesRun(module, (*state.values(), *examples))
+    return program_of_values(torch.nn.Module(), graph, examples, state, buffers)
+
+
+def program_of_values(
+    root: torch.nn.Module,
+    graph: Graph,
+    examples: Sequence[torch.Tensor],
+    state: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    buffers: Mapping[str, Node] = MappingProxyType({}),
+    ranges: Mapping[Any, Any] = MappingProxyType({}),
+    kind: type[ExportedProgram] = ExportedProgram,
+) -> ExportedProgram:
+    """Return the exported program of a graph whose nodes have their values already.
+
+    Args:
+        root: The modules that the graph reads.
+        graph: The graph, which returns calls' results.
+        examples: One tensor for each input.
+        state: The buffers.
+        buffers: The placeholder of each buffer.
+        ranges: The ranges of the dynamic sizes.
+        kind: The class of the program.
+    """
     results: Any = graph.output_node().args[0]
-    returned = [TensorArgument(node.name) for node in results]
-    taken = [TensorArgument(node.name) for node in inputs]
+    inputs = [n for n in graph.find_nodes(op="placeholder") if n not in buffers.values()]
+    returned, taken = ([TensorArgument(node.name) for node in nodes] for nodes in (results, inputs))
     specs = [
         InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
         for name, node in buffers.items()
@@ -78,12 +101,12 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     specs += [InputSpec(InputKind.USER_INPUT, argument, None) for argument in taken]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in returned]
     call: tuple[tuple[torch.Tensor, ...], dict[str, Any]] = ((*examples,), {})
-    return ExportedProgram(
-        root=torch.nn.Module(),
+    return kind(
+        root=root,
         graph=graph,
         graph_signature=ExportGraphSignature(specs, outputs),
-        state_dict=state,
-        range_constraints={},
+        state_dict=dict(state),
+        range_constraints=dict(ranges),
         module_call_graph=_call_graph(taken, returned, call),
         example_inputs=call,
         verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],
@@ -116,7 +139,7 @@ class _ShapesRun(GraphRun):
         return result
 
 
-def stateful(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> ExportedProgram:
+def turn_inputs_into_buffers(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Turn the first inputs and results of a program into buffers that each call changes.
 
     Args:
@@ -127,8 +150,8 @@ def stateful(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> Exp
     >>> result = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("count"), 1))
     >>> twice = graph.call_function(torch.ops.aten.mul.Tensor, (result, graph.placeholder("x")))
     >>> _ = graph.output((result, twice))
-    >>> program = exported(GraphModule(torch.nn.Module(), graph), (torch.zeros(1), torch.ones(1)))
-    >>> module = own_module(stateful(program, {"count": torch.zeros(1)}))
+    >>> program = export_graph(GraphModule(torch.nn.Module(), graph), (torch.zeros(1), torch.ones(1)))
+    >>> module = own_module(turn_inputs_into_buffers(program, {"count": torch.zeros(1)}))
     >>> module(torch.ones(1)), module(torch.ones(1))
     ((tensor([1.]),), (tensor([2.]),))
     """
@@ -150,7 +173,7 @@ def stateful(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> Exp
     ]
     call: tuple[tuple[Any, ...], dict[str, Any]] = (program.example_inputs[0][count:], {})
     results = [spec.arg for spec in old.output_specs[count:]]
-    return remade(
+    return replace_parts(
         program,
         graph_signature=ExportGraphSignature(inputs, [*outputs, *old.output_specs[count:]]),
         state_dict={**program.state_dict, **state},
@@ -180,7 +203,7 @@ def own_module(program: ExportedProgram) -> GraphModule:
     return module
 
 
-class Readable(torch.nn.Module):
+class GraphWithTensors(torch.nn.Module):
     """A graph and the tensors that it reads, for a `GraphRun`."""
 
     def __init__(self, graph: Graph, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -190,7 +213,7 @@ class Readable(torch.nn.Module):
             self.register_buffer(name, tensor)
 
 
-def readable(program: ExportedProgram) -> Readable | GraphModule:
+def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModule:
     """Return the program for a `GraphRun`, which takes its tensors one after another.
 
     `ExportedProgram.module` writes and compiles Python code four times; this function writes none. If the
@@ -199,7 +222,7 @@ def readable(program: ExportedProgram) -> Readable | GraphModule:
     >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(5, 3),))
     >>> given = torch.randn(5, 3)
     >>> from dimorder.graph.interpreter import GraphRun
-    >>> (result,) = GraphRun(readable(program)).run(given)
+    >>> (result,) = GraphRun(graph_with_tensors(program)).run(given)
     >>> torch.equal(result, program.module()(given))
     True
     """
@@ -219,17 +242,17 @@ def readable(program: ExportedProgram) -> Readable | GraphModule:
         copy_meta(copies[node], node)
     graph.output(graph.graph_copy(program.graph, copies))
     keep_names(graph, program.graph)
-    return Readable(graph, constants)
+    return GraphWithTensors(graph, constants)
 
 
-def remade(
+def replace_parts(
     program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram, **parts: Any
 ) -> ExportedProgram:
     """Return a program of class `kind` with other parts, named as in the constructor of `ExportedProgram`.
 
     >>> import torch
     >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
-    >>> remade(program, constants={"c": torch.ones(5)}).constants["c"].shape, program.constants
+    >>> replace_parts(program, constants={"c": torch.ones(5)}).constants["c"].shape, program.constants
     (torch.Size([5]), {})
     """
     kept: dict[str, Any] = {
@@ -280,12 +303,12 @@ class ProgramRun:
             buffer.copy_(initial)
 
 
-def interpreted(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+def as_function(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """Return a program without state as a function of its tensors, for a few calls: no code is compiled.
 
     >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    >>> interpreted(program)([torch.tensor([-1.0, 2.0])])
+    >>> as_function(program)([torch.tensor([-1.0, 2.0])])
     [tensor([0., 2.])]
     """
-    run = GraphRun(readable(program))
+    run = GraphRun(graph_with_tensors(program))
     return lambda inputs: list(run.run(*inputs))

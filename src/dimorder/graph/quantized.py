@@ -67,6 +67,17 @@ def in_float32(scale: float) -> float:
     return float(torch.tensor(scale, dtype=torch.float32))
 
 
+def level_of(number: float, of: IntegerType) -> int | None:
+    """Return the integer that stands for a number exactly, or None.
+
+    >>> level_of(1.5, IntegerType(torch.int8, 0.5, 3)), level_of(1.6, IntegerType(torch.int8, 0.5, 3))
+    (6, None)
+    """
+    level = number / in_float32(of.scale) + of.zero_point
+    whole = round(level)
+    return whole if abs(level - whole) <= 1e-6 and of.low <= whole <= of.high else None
+
+
 @dataclass(frozen=True)
 class Integers:
     """The integers and scales of a constant, which is (`values` − `zero_point`) · `scales`.

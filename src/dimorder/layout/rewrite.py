@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.graph.exported import exported, state_of, stateful
+from dimorder.graph.exported import export_graph, state_of, turn_inputs_into_buffers
 from dimorder.graph.nodes import graph_module, source_of, with_origin
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
@@ -44,7 +44,7 @@ def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> Expor
         buffer.name: carried.lay(buffer.initial)
         for buffer, carried in zip(program.state, carried_by(extracted, plan), strict=True)
     }
-    return stateful(exported(module, [*held.values(), *examples]), held)
+    return turn_inputs_into_buffers(export_graph(module, [*held.values(), *examples]), held)
 
 
 def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:

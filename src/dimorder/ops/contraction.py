@@ -228,7 +228,7 @@ OPERATORS = (
         (
             Implementation("features last", "* k", _linear, (aten.linear.default,)),
             Implementation("as a convolution", "* k", _linear_as_convolution, (OPS.conv2d_nhwc.default,)),
-            Implementation("as a product", "* k", _linear_as_matmul, _MATMUL_AND_ADD),
+            Implementation("as a matmul", "* k", _linear_as_matmul, _MATMUL_AND_ADD),
             Implementation("features first", "k *", _linear_features_first, _MATMUL_AND_ADD),
         ),
         spelling=_linear_of,

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import remade
+from dimorder.graph.exported import replace_parts
 from dimorder.graph.interpreter import arguments
 from dimorder.graph.nodes import copy_meta
 
@@ -62,7 +62,7 @@ def decompose(
         else:
             copies[node] = _write_in_aten(graph, node, body, copies)
         copies[node].name = node.name  # the signature refers to it by name
-    return remade(program, root=root, graph=graph, verifiers=[TrainingIRVerifier])
+    return replace_parts(program, root=root, graph=graph, verifiers=[TrainingIRVerifier])
 
 
 def _write_in_aten(

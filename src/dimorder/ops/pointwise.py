@@ -112,11 +112,10 @@ CLAMP_BOUNDS: Mapping[Any, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = Map
         aten.clamp_max.default: lambda given: (None, given["max"]),
     }
 )
-_RELU6 = aten.relu6.default  # torch writes it as hardtanh
 # The operators that torch 2.13 does not tag as pointwise, and those of which more is known. Any other tagged
 # operator gets such a value, too (see table.find).
 OPERATORS = (
-    *(pointwise(target, elements=Elements.CLAMPS) for target in CLAMP_BOUNDS if target is not _RELU6),
+    *(pointwise(target, elements=Elements.CLAMPS) for target in CLAMP_BOUNDS),
     pointwise(aten.floor_divide.default),
     pointwise(aten.floor_divide.Scalar),
     pointwise(aten.hardswish.default),

@@ -132,8 +132,8 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
 _MATMULS = (aten.matmul.default, aten._to_copy.default)
-_BY_MATMULS = Implementation("by products", FORM, _by_matmuls, _MATMULS, _is_float32_or_less)
-RESIZED_BY_PRODUCTS = frozenset(_SIZED)  # the resizes that may run as matmuls
+_BY_MATMULS = Implementation("by matmul", FORM, _by_matmuls, _MATMULS, _is_float32_or_less)
+RESIZED_BY_MATMUL = frozenset(_SIZED)  # the resizes that may run as matmuls
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 

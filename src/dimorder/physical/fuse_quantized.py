@@ -1,14 +1,15 @@
 """Say how a target computes each float operator of a quantized program: in integers, or in floats.
 
 An operator between a dequantize and a quantize reads and writes integers, if the target's table says so.
+A target may also follow functions of one value, and keep sums in wider integers until they are quantized.
 Every other operator that the target computes is a float island. The program itself stays as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import elements_of
+from dimorder.physical.integer_functions import dequantized_numbers, exact_type, position_key
+from dimorder.physical.tokens import moved_tokens, token_numbers
 from dimorder.physical.wasted_levels import clamp_range
 
 aten = torch.ops.aten
@@ -52,10 +55,26 @@ class IntegerKernel:
     unmet_dynamic: Callable[[Tensor], str | None] = lambda tokens: "no kernel of it quantises dynamically"
 
 
+@dataclass(frozen=True)
+class WideKernel:
+    """A call that a target computes in wider integers, which some later call quantizes.
+
+    Attributes:
+        unmet: takes the annotations of the operands that are not constant. Returns why the kernel cannot read
+            these, or None.
+        follows: whether any function of one value becomes a number for each integer of that value instead.
+        keeps: whether integers of the operand's type are the result, unless the operand is wide.
+    """
+
+    unmet: Callable[[Mapping[Node, Annotation]], str | None]
+    follows: bool = False
+    keeps: bool = False
+
+
 MOVE = IntegerKernel(lambda operands, result: None)  # of a call that only moves elements
 # How a target computes a call: by a kernel, in floats for a reason, or (None) in floats since it has no
 # kernel. A rule may depend on the call's arguments.
-FoundKernel: TypeAlias = IntegerKernel | str | None
+FoundKernel: TypeAlias = IntegerKernel | WideKernel | str | None
 KernelRule: TypeAlias = FoundKernel | Callable[[CallArguments], FoundKernel]
 
 
@@ -66,6 +85,8 @@ class How(Enum):
     """How a target computes a call of a quantized program."""
 
     DEQUANTIZED = "dequantized"
+    FUNCTION = "a number for each integer of one value"
+    WIDE = "in wider integers"
     TOKENS = "floats that a reader may quantize dynamically"
     KERNEL = "in integers"
     IN_KERNEL = "by the kernel before"
@@ -80,11 +101,14 @@ class Annotation:
 
     Attributes:
         how: in integers or in floats.
-        type: the integers that a value is dequantized from, or that a kernel writes.
+        type: the integers that a value is dequantized from, or that a kernel writes. For a function, those of
+            the value that it is a function of.
         low: the lower bound of a kernel's result.
         high: the upper bound.
         tokens: the token of each element that a reader may quantize dynamically.
         reason: why a call is a float island.
+        function: the result for each integer of `type`, from the lowest on, of a function of one value.
+        source: the value that it is a function of, as `position_key` names values.
     """
 
     how: How
@@ -93,6 +117,22 @@ class Annotation:
     high: float = math.inf
     tokens: Tensor | None = None
     reason: str = ""
+    function: Tensor | None = None
+    source: Hashable = None
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """The number that each integer of `type` becomes, if the call is a function of one value."""
+        if self.how is not How.DEQUANTIZED or self.type is None:
+            return self.function
+        return dequantized_numbers(self.type)
+
+    @cached_property
+    def exact_type(self) -> IntegerType | None:
+        """The type of integers that stand for the numbers of a function exactly, or None."""
+        if self.function is None or self.type is None:
+            return self.type if self.how is How.DEQUANTIZED else None
+        return exact_type(self.type, self.function)
 
     @property
     def is_clamped(self) -> bool:
@@ -151,8 +191,7 @@ def fuse_quantized(
     """
     fuser = _Fuser(constants, parts, rules, constant_type)
     for node in graph.nodes:
-        value = node.meta.get("val")
-        if node in parts and isinstance(value, Tensor) and value.is_floating_point():
+        if node in parts and fuser.computes_with_floats(node):
             fuser.add(node)
     return FusedProgram({node: fuser.found[node] for node in graph.nodes if node in fuser.found})
 
@@ -169,6 +208,11 @@ class _Fuser:
     def integer_parts(self) -> set[int]:
         """The parts with integers. In other parts only dynamic quantization makes islands."""
         return {part for node, part in self.parts.items() if node.target in (QUANTIZE, DEQUANTIZE)}
+
+    def computes_with_floats(self, node: Node) -> bool:
+        if _is_float(node):
+            return True
+        return any(map(_is_float, node.all_input_nodes)) and isinstance(self._rule(node), WideKernel)
 
     def add(self, node: Node) -> None:
         """Annotate a call, and what it computes besides, unless a call before it computes it."""
@@ -190,11 +234,13 @@ class _Fuser:
         if node.target is DEQUANTIZE:
             return Annotation(How.DEQUANTIZED, _type_of(node))
         if node.target is FAKE_QUANTIZE_DYNAMIC:
-            return Annotation(How.TOKENS, tokens=_tokens(node))
+            return Annotation(How.TOKENS, tokens=token_numbers(node))
+        if isinstance(rule, WideKernel):
+            return self._in_wide_kernel(node, rule)
         values = self._operands(node, rule)
         operands = [self._operand(node, value) for value in values]
         if rule is MOVE:  # which reads constants as floats
-            return None if self.constants.keys() & {*values} else _moved(node, operands)
+            return None if self.constants.keys() & {*values} else self._moved(node, operands)
         tokens = [each.tokens for each in operands if each is not None and each.tokens is not None]
         if tokens:
             kernel = rule if isinstance(rule, IntegerKernel) else MOVE
@@ -233,6 +279,62 @@ class _Fuser:
             return _island(reason)
         self.found.update(dict.fromkeys(computed[1:], Annotation(How.IN_KERNEL)))
         return Annotation(How.KERNEL, result, low, high)
+
+    def _in_wide_kernel(self, node: Node, kernel: WideKernel) -> Annotation:
+        """Annotate a call that is a function of one value, or that the kernel computes in wider integers."""
+        operands = {
+            value: self._operand(node, value) for value in node.all_input_nodes if value not in self.constants
+        }
+        known = {value: each for value, each in operands.items() if each is not None}
+        if len(known) < len(operands) or any(each.how is How.ISLAND for each in known.values()):
+            return _island("an operand that is not quantised")
+        if kernel.follows and (function := self._function(node, known)) is not None:
+            return function
+        reason = kernel.unmet(known)
+        if reason is not None:
+            return _island(reason)
+        first = next(iter(known.values()))
+        if kernel.keeps and first.how is not How.WIDE:
+            return Annotation(How.DEQUANTIZED, first.exact_type)
+        return Annotation(How.WIDE)
+
+    def _function(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:
+        """Return the call as a function of one value, or None if it reads several or none."""
+        numbers = {value: each.numbers for value, each in operands.items()}
+        sources = {self._source(value) for value in operands}
+        constants = {value: self.constants[value] for value in node.all_input_nodes if value not in operands}
+        if len(sources) != 1 or any(each.numel() != 1 for each in constants.values()):
+            return None
+        if any(each is None for each in numbers.values()):
+            return None
+        numbers |= {value: each.double().reshape(()) for value, each in constants.items()}
+        args, kwargs = map_arg((node.args, node.kwargs), numbers.__getitem__)
+        target: Any = node.target
+        of = next(iter(operands.values())).type
+        return Annotation(How.FUNCTION, of, function=target(*args, **kwargs), source=sources.pop())
+
+    def _source(self, value: Node) -> Hashable:
+        """Return the value that a value is a function of."""
+        found = self.found.get(value)
+        if found is not None and found.source is not None:
+            return found.source
+        if value.target is DEQUANTIZE:
+            return self._source(value.all_input_nodes[0])
+        moved = self._source(value.all_input_nodes[0]) if self._moves_one(value) else None
+        return position_key(value, moved)
+
+    def _moved(self, node: Node, operands: Sequence[Annotation | None]) -> Annotation | None:
+        """Return what a move makes of its operands: values of one kind, or tokens."""
+        known = [each for each in operands if each is not None]
+        if len(known) < len(operands) or len({(each.how, each.type) for each in known}) != 1:
+            return None
+        if known[0].how is How.DEQUANTIZED:
+            return known[0]
+        if known[0].how in (How.FUNCTION, How.WIDE) and len(known) == 1:
+            return replace(known[0], source=known[0].source and self._source(node))
+        tokens = {value: each.tokens for value, each in zip(node.all_input_nodes, known, strict=True)}
+        moved = moved_tokens(node, tokens)
+        return None if moved is None else Annotation(How.TOKENS, tokens=moved)
 
     def _only_reader(self, node: Node) -> Node | None:
         """Return the call of the same part that alone reads a value, or None."""
@@ -277,29 +379,9 @@ def _island(reason: str) -> Annotation:
     return Annotation(How.ISLAND, reason=reason)
 
 
-def _moved(node: Node, operands: Sequence[Annotation | None]) -> Annotation | None:
-    """Return what a move makes of its operands: integers of one type, or tokens."""
-    known = [each for each in operands if each is not None]
-    if len(known) < len(operands) or len({(each.how, each.type) for each in known}) != 1:
-        return None
-    if known[0].how is How.DEQUANTIZED:
-        return known[0]
-    moved, end = dict[Node, Tensor](), 0
-    for read, each in zip(node.all_input_nodes, known, strict=True):
-        if each.tokens is None:
-            return None
-        moved[read] = each.tokens + end
-        end = int(moved[read].max()) + 1
-    args, kwargs = map_arg((node.args, node.kwargs), moved.__getitem__)
-    target: Any = node.target
-    return Annotation(How.TOKENS, tokens=target(*args, **kwargs))
-
-
-def _tokens(node: Node) -> Tensor:
-    """Return the number of the token of each element."""
-    given, shape = bound(node.target, node.args, node.kwargs), tuple(node.meta["val"].shape)
-    kept = [1 if d in given["dims"] else size for d, size in enumerate(shape)]
-    return torch.arange(math.prod(kept)).reshape(kept).expand(shape).contiguous()
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _type_of(node: Node) -> IntegerType:

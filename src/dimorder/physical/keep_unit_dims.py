@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import copy_graph, remade
+from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import args_of, call_before, copy_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.table import elements_of
@@ -47,7 +47,7 @@ def keep_unit_dims(program: ExportedProgram, varying: Collection[int]) -> Export
     while True:
         found = next((n for n in _views(graph) if n not in left and _varies(n, varying) and _ones(n)), None)
         if found is None:
-            return remade(program, root=torch.nn.Module(), graph=graph)
+            return replace_parts(program, root=torch.nn.Module(), graph=graph)
         before, ones = set(_views(graph)), _ones(found)
         assert ones is not None
         _Lift(graph, ones).run(args_of(found)[0])

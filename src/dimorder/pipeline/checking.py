@@ -15,7 +15,7 @@ from dimorder.capture.force_cond_branches import Choices, branch_choices, force_
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import Branches
-from dimorder.graph.exported import interpreted
+from dimorder.graph.exported import as_function
 from dimorder.graph.nodes import EXPORTED, origin_of
 from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Source
@@ -55,7 +55,7 @@ class Checks:
             VerificationError: if an output is farther off than rounding explains.
         """
         what = f"the physical program for {planned.target}"
-        run = None if self.source.sizes is None else interpreted(physical.program)
+        run = None if self.source.sizes is None else as_function(physical.program)
         return max(
             check.trial.compare_program(
                 _forced(physical.program, planned, check.choices), what + check.at, run

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, dynamic_calls
-from dimorder.graph.exported import remade
+from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, set_value
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError, SizeWriter
@@ -56,7 +56,7 @@ def merge_programs(programs: Sequence[ExportedProgram], table: SizeTable) -> Exp
             set_value(node, node.target(*map_arg(node.args, lambda read: read.meta[VALUE])))
     ranges = dict(table.ranges)
     root = torch.nn.Module()
-    return remade(first, root=root, graph=merger.graph, state_dict=state, range_constraints=ranges)
+    return replace_parts(first, root=root, graph=merger.graph, state_dict=state, range_constraints=ranges)
 
 
 def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

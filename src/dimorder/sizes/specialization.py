@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Symbol
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import keep_names, replace_parts
 from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.symbolic_program import SymbolicProgram
@@ -72,7 +72,7 @@ def specialize(program: ExportedProgram) -> Specialization:
         args, kwargs = (map_arg(each, lambda n: numbers.get(n, n)) for each in (node.args, node.kwargs))
         calls[node] = DynamicCall(args, kwargs, shapes.get(node, ()))
         node.args, node.kwargs = pytree.tree_map_only(DynamicSize, int.__int__, (args, kwargs))
-    fixed = remade(program, root=torch.nn.Module(), graph=graph, range_constraints={})
+    fixed = replace_parts(program, root=torch.nn.Module(), graph=graph, range_constraints={})
     return Specialization(fixed, calls, symbolic.table(points))
 
 

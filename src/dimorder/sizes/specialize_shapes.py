@@ -18,7 +18,7 @@ from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.exported import copy_graph, remade
+from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import VALUE, drop_meta, operator_at, operator_name, set_value
 
 
@@ -83,7 +83,9 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         raise UnsupportedError("output", found, "return tensors: their shapes tell their sizes")
     args, kwargs = pytree.tree_unflatten(list(leaves), exported.call_spec.in_spec)
     call = (tuple(args), dict(kwargs))
-    return remade(exported, root=torch.nn.Module(), graph=graph, range_constraints={}, example_inputs=call)
+    return replace_parts(
+        exported, root=torch.nn.Module(), graph=graph, range_constraints={}, example_inputs=call
+    )
 
 
 class _CallSizes:

@@ -1,31 +1,39 @@
-"""Write ExecuTorch delegates: their bytes, and a stand-in module that returns tensors like their results.
+"""Write ExecuTorch delegates: their bytes, and a stand-in program that returns tensors like their results.
 
 A 4-D channels-last tensor keeps its logical shape in the program, and is NHWC to the delegate.
 """
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.delegate import executorch_call_delegate, get_lowered_module_name
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import Dim, ExportedProgram
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node, Proxy, map_arg
+from torch.fx.proxy import GraphAppendingTracer
 
-from dimorder.graph.exported import state_of
+from dimorder.graph.exported import program_of_values, state_of
+from dimorder.graph.nodes import set_value
 from dimorder.targets.program_io import is_channels_last
+
+aten: Any = torch.ops.aten
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 # computes a size from the sizes of all operands, in one flat sequence
-SizeFormula = Callable[[Sequence[Any]], Any]
+SizeFormula = Callable[[Any], Any]
 
 
 def lowered(
@@ -36,17 +44,70 @@ def lowered(
     constants: NamedDataStoreOutput | None = None,
     options: Sequence[CompileSpec] = (),
     shapes: Sequence[Sequence[int | SizeFormula]] | None = None,
-    varying: Sequence[Collection[int]] = (),
 ) -> LoweredBackendModule:
     """Return a delegate with these bytes, for operands and results like the given ones.
 
-    `backend` is the name that the runtime registers, and `options` are its compile specs. For dynamic sizes,
-    `varying` lists the dynamic dimensions of each operand. `shapes` are the results' shapes, computed from
-    one flat sequence of the operands' sizes.
+    `backend` is the name that the runtime registers, and `options` are its compile specs. With dynamic sizes,
+    `reads` are tensors without data of such sizes, and `shapes` are the results' shapes, computed from one
+    flat sequence of the operands' sizes.
     """
-    symbols = (tuple(dict.fromkeys(dims, Dim.AUTO) for dims in varying),) if varying else None
-    stand_in = torch.export.export(_StandIn(gives, shapes), tuple(reads), dynamic_shapes=symbols)
-    return LoweredBackendModule(stand_in, backend, blob, list(options), constants)
+    shapes = [tuple(result.shape) for result in gives] if shapes is None else shapes
+    return LoweredBackendModule(_stand_in(reads, gives, shapes), backend, blob, list(options), constants)
+
+
+def calls_delegates_alone(module: GraphModule) -> bool:
+    """Return whether a graph calls delegates and nothing else, and returns a result of one at each place."""
+    results: Any = module.graph.output_node().args[0]
+    calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+    alone = all(node.op == "call_module" or node.target is operator.getitem for node in calls)
+    return alone and len({*results}) == len(results) and all(node.op == "call_function" for node in results)
+
+
+def delegate_program(
+    module: GraphModule,
+    examples: Sequence[Tensor],
+    inputs: Sequence[Tensor] | None = None,
+    ranges: Mapping[Any, Any] = MappingProxyType({}),
+) -> ExportedProgram:
+    """Return the exported program of a graph that calls delegates alone, as torch.export would, in less time.
+
+    Args:
+        module: The graph, in which each delegate is a module.
+        examples: One tensor for each input.
+        inputs: The same without data and with dynamic sizes, if there are some.
+        ranges: The ranges of these.
+    """
+    values = [*(examples if inputs is None else inputs)]
+    mode = _mode_of(values)
+    graph, root, copies = Graph(), torch.nn.Module(), dict[Node, Any]()
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = graph.placeholder(node.name)
+            set_value(copies[node], _without_data(mode, values.pop(0)))
+        elif node.op == "call_module":
+            delegate: Any = module.get_submodule(str(node.target))
+            name = get_lowered_module_name(root, delegate)
+            reads = [graph.get_attr(name), *(copies[operand] for operand in node.args)]
+            copies[node] = graph.call_function(executorch_call_delegate, tuple(reads))
+            results = delegate.original_module.graph.output_node().args[0]
+            set_value(copies[node], [_without_data(mode, each.meta["val"]) for each in results])
+        elif node.op == "call_function":
+            call, place = copies[node.args[0]], node.args[1]
+            copies[node] = graph.call_function(operator.getitem, (call, place))
+            set_value(copies[node], call.meta["val"][place])
+    returned: Any = module.graph.output_node().args[0]
+    graph.output(tuple(copies[node] for node in returned))
+    return program_of_values(root, graph, examples, ranges=ranges)
+
+
+def _mode_of(values: Sequence[Tensor]) -> FakeTensorMode:
+    """Return the mode of tensors without data, or a new one."""
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), FakeTensorMode())
+
+
+def _without_data(mode: FakeTensorMode, value: Tensor) -> Tensor:
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def written(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegates: bool = False) -> bytes:
@@ -75,25 +136,50 @@ def _drop_cached_delegates() -> None:
         del cache[entry]
 
 
-class _StandIn(torch.nn.Module):
-    """The module that ExecuTorch runs for a delegate while it traces.
+class _StandIn(ExportedProgram):
+    """What ExecuTorch runs for a delegate while it traces: a graph that reads no state, run as it is."""
 
-    Its tensors have the right shapes, strides and types.
-    """
+    def module(self, check_guards: bool = True) -> GraphModule:
+        graph_module: GraphModule = self.graph_module
+        return graph_module
 
-    def __init__(
-        self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | SizeFormula]] | None = None
-    ) -> None:
-        super().__init__()
-        self.results = [(is_channels_last(r), r.dtype) for r in results]
-        self.shapes = [tuple(r.shape) for r in results] if shapes is None else shapes
 
-    def forward(self, *operands: Tensor) -> list[Tensor]:
-        sizes = [size for operand in operands for size in operand.shape]
-        made = [[each(sizes) if callable(each) else each for each in shape] for shape in self.shapes]
-        return [
-            torch.zeros([shape[d] for d in TO_NHWC], dtype=dtype).permute(TO_NCHW)
-            if nhwc
-            else torch.zeros(shape, dtype=dtype)
-            for shape, (nhwc, dtype) in zip(made, self.results, strict=True)
-        ]
+def _stand_in(
+    reads: Sequence[Tensor], gives: Sequence[Tensor], shapes: Sequence[Sequence[int | SizeFormula]]
+) -> ExportedProgram:
+    """Return a program whose results have the right shapes, strides and types."""
+    mode, graph = _mode_of(reads), Graph()
+    operands = [graph.placeholder(f"x{i}") for i in range(len(reads))]
+    for node, value in zip(operands, reads, strict=True):
+        set_value(node, _without_data(mode, value))
+    sizes, results = _Sizes(graph, operands), []
+    for like, formulas in zip(gives, shapes, strict=True):
+        computed = [each(sizes) if callable(each) else each for each in formulas]
+        shape = [each.node if isinstance(each, Proxy) else each for each in computed]
+        nhwc = is_channels_last(like)
+        args = ([shape[d] for d in TO_NHWC] if nhwc else shape,)
+        result = graph.call_function(aten.zeros.default, args, {"dtype": like.dtype})
+        results.append(graph.call_function(aten.permute.default, (result, TO_NCHW)) if nhwc else result)
+    graph.output(tuple(results))
+    for node in graph.nodes:
+        if node.op == "call_function":
+            args, kwargs = map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+            with mode:
+                set_value(node, node.target(*args, **kwargs))
+    examples = [torch.empty(0)] * len(reads)
+    return program_of_values(torch.nn.Module(), graph, examples, kind=_StandIn)
+
+
+class _Sizes:
+    """The sizes of all operands in one flat sequence; a dynamic one is read from its operand."""
+
+    def __init__(self, graph: Graph, operands: Sequence[Node]) -> None:
+        self.graph, self.tracer = graph, GraphAppendingTracer(graph)
+        self.places = [(node, d) for node in operands for d in range(node.meta["val"].dim())]
+
+    def __getitem__(self, place: int) -> int | Proxy:
+        node, dim = self.places[place]
+        size = node.meta["val"].shape[dim]
+        if isinstance(size, int):
+            return size
+        return Proxy(self.graph.call_function(aten.sym_size.int, (node, dim)), self.tracer)

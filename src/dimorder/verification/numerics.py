@@ -23,7 +23,7 @@ from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import readable
+from dimorder.graph.exported import graph_with_tensors
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import EXPORTED, bound
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
@@ -41,7 +41,7 @@ def record_quantized(
 
     These are its integers, and the results of dynamic quantisation.
     """
-    run = _QuantizedRun(readable(exported))
+    run = _QuantizedRun(graph_with_tensors(exported))
     run.run(*inputs)
     origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
     return {name: run.quantized[origin] for name, origin in origins.items() if origin in run.quantized}

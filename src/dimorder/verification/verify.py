@@ -28,7 +28,7 @@ from dimorder.capture.captured import Captured
 from dimorder.capture.state import restart
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.graph.exported import ProgramRun, interpreted
+from dimorder.graph.exported import ProgramRun, as_function
 from dimorder.layout.rewrite import at_boundary, from_boundary
 from dimorder.verification.flat_network import flat_network, takes_floats
 from dimorder.verification.fp16_accumulation import HalfSums
@@ -361,7 +361,7 @@ class Trial:
 
     def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
         """Run a physical program in torch, or as the function that it is; see `compare`."""
-        run = run or (ProgramRun(physical) if self.program.state else interpreted(physical))
+        run = run or (ProgramRun(physical) if self.program.state else as_function(physical))
         return self.compare(run, what, half_sums=False)
 
 

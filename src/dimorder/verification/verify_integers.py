@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from dimorder.capture.captured import Captured
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
-from dimorder.graph.exported import readable
+from dimorder.graph.exported import graph_with_tensors
 from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
@@ -99,7 +99,7 @@ class QuantizedTrial(Trial):
         ]
 
     def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
-        wide, wanted = Float64Run(readable(physical)), self._exact
+        wide, wanted = Float64Run(graph_with_tensors(physical)), self._exact
         got = self._logical(lambda inputs: wide.tensors(*inputs), self.inputs)
         tolerances = [
             TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME

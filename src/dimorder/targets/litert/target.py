@@ -15,7 +15,7 @@ from dimorder.errors import UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
-from dimorder.ops.resize import RESIZED_BY_PRODUCTS
+from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
@@ -79,10 +79,10 @@ _SPLIT_CHANNELS = 16
 _MIN_RUN = 8
 _HEADS = HeadLimits(channels=32, most_joined=32)
 _NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
-_RESIZED_BY_PRODUCTS = frozenset(f"{resize}/by products" for resize in RESIZED_BY_PRODUCTS)
+_RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
 _IMPLEMENTATIONS = (
     (PLAIN - _NOT_WORTH_IT)
-    | _RESIZED_BY_PRODUCTS
+    | _RESIZED_BY_MATMUL
     | {
         "aten.convolution/without outer taps",
         "aten.convolution/transposed in phases",

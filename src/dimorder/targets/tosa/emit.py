@@ -12,9 +12,11 @@ from torch.fx import Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import QUANTIZE
+from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
 from dimorder.targets.program_io import (
     BOUNDARY_FIX,
     FIX,
+    Signature,
     as_called,
     as_promised,
     blamed,
@@ -33,19 +35,11 @@ QUANTISE_FIX = "quantise its operands and its result, replace it in the module, 
 ENDS_FIX = "quantise inputs first thing and outputs last thing, or choose another target"
 
 
-def write(
-    program: ExportedProgram,
-    contract: Contract,
-    operators: Table = OPERATORS,
-    writer: TosaWriter | None = None,
-) -> tuple[bytes, Callable[[], TosaModel]]:
-    """Return the TOSA 1.0 flatbuffer of a physical program, and a function that returns its integer model.
+def read_program(program: ExportedProgram, operators: Table) -> tuple[Signature, FusedProgram]:
+    """Return the signature of a physical program, and what it computes in integers.
 
-    The graph's inputs and outputs are those of the contract, in sequence. Each is the dense tensor of shape
-    `spec.dim_order.physical_shape(spec.shape)`. 64-bit integers are INT32. Needs tosa-tools.
-
-    Raises `UnsupportedError` for a program with state, and for an operator that TOSA lacks, with its name and
-    source line. If the call alone shows the lack, the error comes before anything is written.
+    Raises `UnsupportedError` for a program with state, for an operator that TOSA lacks, and for one of a
+    quantised program that would be a float island, with its name and source line.
     """
     signature = read_signature(program)
     for name in signature.state:
@@ -59,11 +53,37 @@ def write(
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
         if in_integers and node.meta["val"].is_floating_point():
             raise UnsupportedError(f"input {node.name!r}", FLOAT, ENDS_FIX)
-    for node in program.graph.nodes:
-        if node.op == "call_function" and node not in signature.constants:
-            reason = operators.supports(node, signature.constants)
-            if reason:
-                raise UnsupportedError(call_place(node), reason, fix)
+    calls = [n for n in program.graph.nodes if n.op == "call_function" and n not in signature.constants]
+    for node in calls:
+        reason = operators.supports(node, signature.constants)
+        if reason:
+            raise UnsupportedError(call_place(node), reason, fix)
+    if not in_integers:
+        return signature, FusedProgram()
+    rules = {target: row.kernel for target, row in operators.rows.items()}
+    parts = dict.fromkeys(calls, 0)
+    fused = fuse_quantized(program.graph, signature.constants, parts, rules, lambda constant: None)
+    for node, reason in fused.float_islands.items():
+        raise UnsupportedError(call_place(node), reason, QUANTISE_FIX)
+    return signature, fused
+
+
+def write(
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table = OPERATORS,
+    writer: TosaWriter | None = None,
+) -> tuple[bytes, Callable[[], TosaModel]]:
+    """Return the TOSA 1.0 flatbuffer of a physical program, and a function that returns its integer model.
+
+    The graph's inputs and outputs are those of the contract, in sequence. Each is the dense tensor of shape
+    `spec.dim_order.physical_shape(spec.shape)`. 64-bit integers are INT32. Needs tosa-tools.
+
+    Raises `UnsupportedError` as `read_program` does, before anything is written, and for what only the
+    operands' values show.
+    """
+    signature, fused = read_program(program, operators)
+    fix = FIX if QUANTIZE not in operators.rows else QUANTISE_FIX
     writer, values = writer or TosaWriter(), dict[Node, Any](signature.constants)
     rounded: dict[str, TosaValue] = {}
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
@@ -73,12 +93,13 @@ def write(
     for node in program.graph.nodes:
         if node.op != "call_function" or node in values:
             continue
-        writer.hint = node.name
+        writer.hint, writer.annotation = node.name, fused.annotations.get(node)
         if is_getitem(node):
             values[node] = values[node.args[0]][node.args[1]]
             continue
         with blamed(call_place(node), fix):
             values[node] = operators.build(writer, node, values.__getitem__)
+        writer.require_planned(values[node])
         if node.target is QUANTIZE:
             rounded[node.name] = values[node].value
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):

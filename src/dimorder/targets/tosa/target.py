@@ -17,14 +17,14 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.graph.exported import readable
+from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import INFO, sidecar
-from dimorder.targets.tosa.emit import write
+from dimorder.targets.tosa.emit import read_program, write
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.model import TosaModel
@@ -120,7 +120,7 @@ def emit_integers(
     writer = IntegerWriter(forms)
     data, model_of = write(program, contract, operators, writer)
     model = replace(model_of(), errors=writer.errors)
-    module = readable(program)
+    module = graph_with_tensors(program)
 
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the graph's outputs, after comparing its integers with the program's roundings."""
@@ -165,7 +165,7 @@ _FIRST = frozenset({"aten.linear/features first"})
 
 _IMPLEMENTATIONS = PLAIN | {
     "aten.linear/as a convolution",
-    "aten.linear/as a product",
+    "aten.linear/as a matmul",
     "aten.convolution/without outer taps",
     "aten.convolution/depth tap by tap",
     "aten.convolution/transposed depth tap by tap",
@@ -179,10 +179,10 @@ _IMPLEMENTATIONS = PLAIN | {
     "aten.log_softmax.int/by halves",
     "aten.cumsum/by doubling",
     "aten.cumprod/by doubling",
-    "aten.upsample_bilinear2d.vec/by products",
-    "aten.upsample_bicubic2d.vec/by products",
-    "aten._upsample_bilinear2d_aa.vec/by products",
-    "aten._upsample_bicubic2d_aa.vec/by products",
+    "aten.upsample_bilinear2d.vec/by matmul",
+    "aten.upsample_bicubic2d.vec/by matmul",
+    "aten._upsample_bilinear2d_aa.vec/by matmul",
+    "aten._upsample_bicubic2d_aa.vec/by matmul",
 }
 _OF_FLOATS = (_IMPLEMENTATIONS, _IMPLEMENTATIONS - _FIRST, _IMPLEMENTATIONS - _FIRST - _FROM_PARTS)
 # A function of a sum, into which operators from parts decompose, has no form in integers.
@@ -191,7 +191,10 @@ _OF_INTEGERS = (_IMPLEMENTATIONS - _FROM_PARTS, _IMPLEMENTATIONS - _FROM_PARTS -
 
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
-    quantised = _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS)
+    quantised = replace(
+        _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS),
+        fused=lambda program: read_program(program, integers)[1],
+    )
     made = _target(operators, partial(emit, operators=operators), _OF_FLOATS)
     return replace(made, quantized=quantised, recipes=RECIPES)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.physical.fuse_quantized import Annotation
 from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
 from dimorder.targets.table import View
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, NUMPY, TORCH
@@ -32,18 +33,23 @@ class TosaValue(NamedValue[str]):
 class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
     """Builds one TOSA 1.0 graph; `finish` returns its bytes. Operators that no output needs are omitted.
 
-    `hint` is the beginning of the next tensors' names.
+    `hint` is the beginning of the next tensors' names. `annotation` says what the call that is written is
+    in a quantised program.
     """
 
     MAX_RANK = MAX_RANK
 
     def __init__(self) -> None:
         super().__init__()
+        self.annotation: Annotation | None = None
         self._nodes: list[TosaNode] = []
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._wide: dict[str, TosaValue] = {}  # by half-precision tensor: the same value in float32
+
+    def require_planned(self, value: Any) -> None:
+        """Require that the call that was written is what its annotation says."""
 
     # -- values --------------------------------------------------------------------------------------------
 

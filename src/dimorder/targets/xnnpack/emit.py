@@ -23,11 +23,12 @@ from torch.fx import GraphModule, Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX
-from dimorder.graph.exported import stateful
+from dimorder.graph.exported import turn_inputs_into_buffers
 from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
+from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialization import specialize
-from dimorder.targets.delegate import EDGE, written
+from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, written
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.exact import exact_run
@@ -36,7 +37,7 @@ from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
-from dimorder.targets.xnnpack.sketch import keep_underived_outside
+from dimorder.targets.xnnpack.sketch import keep_unfit_sizes_outside
 from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
@@ -120,23 +121,36 @@ def _emit_for_ranges(
     """
     specialization = specialize(program)
     plan = partition(specialization.program, operators, specialization.calls)
-    keep_underived_outside(plan)
+    keep_unfit_sizes_outside(plan)
     build = build_outer(plan, specialization.table)
-    pte = _file(plan, GraphModule(build.root, build.graph), texts, symbols_of(contract))
+    module, symbols = GraphModule(build.root, build.graph), symbols_of(contract)
+    pte = _file(plan, module, texts, specialization.table, symbols)
     delegates, kernels = _calls(pte)
     _require_kernels(kernels, plan)
     return Emitted(pte, delegates, kernels, build.transposes)
 
 
-def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
+def _file(
+    plan: Partition,
+    module: GraphModule,
+    texts: Mapping[str, str],
+    table: SizeTable | None = None,
+    symbols: Any = None,
+) -> bytes:
+    """Return the file of a program around delegates. `table` and `symbols` are its dynamic sizes."""
+    examples = plan.example_inputs()
+    if calls_delegates_alone(module):
+        sizes = () if table is None else (plan.tensors(plan.inputs, table), table.ranges)
+        outer = delegate_program(module, examples, *sizes)
+        return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
     try:
-        outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
+        outer = torch.export.export(module, examples, dynamic_shapes=symbols)
     except UserError as error:  # torch fixes a size wherever it compares one
         found = next((line.strip(" -") for line in str(error).splitlines()[1:]), str(error))
         raise UnsupportedError("the operators around the delegates", found, FIX) from error
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
-    return written(stateful(outer, plan.state), texts, keep_delegates=True)
+    return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
 
 
 # The finished file
@@ -151,7 +165,11 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
         # A program in core ATen is not decomposed, since that would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        return written(stateful(_generate_edge_program(EDGE, outer), plan.state), texts, keep_delegates=True)
+        return written(
+            turn_inputs_into_buffers(_generate_edge_program(EDGE, outer), plan.state),
+            texts,
+            keep_delegates=True,
+        )
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from dimorder.graph.exported import Readable, readable
+from dimorder.graph.exported import GraphWithTensors, graph_with_tensors
 from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import operator_at
 from dimorder.ops.quantization import is_dynamic
@@ -65,7 +65,7 @@ def exact_run(
 
     `run_module` is the runtime. Raises `VerificationError` if the outputs differ from the physical program's.
     """
-    module = Readable(graph, dict(root.named_buffers()))
+    module = GraphWithTensors(graph, dict(root.named_buffers()))
     outputs = len(graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -137,7 +137,7 @@ def _require_meant(
     Each is computed from the integers before it.
     """
     nodes = {node.name: node for node in integers}
-    program = Float64Run(readable(physical), {name: integers[node] for name, node in nodes.items()})
+    program = Float64Run(graph_with_tensors(physical), {name: integers[node] for name, node in nodes.items()})
     wanted = program.tensors(*inputs)
     for each, differences in program.differences.items():
         node = nodes[each.name]

@@ -29,7 +29,7 @@ from dimorder.targets.xnnpack.delegates import Delegate, build_delegate, row_of
 from dimorder.targets.xnnpack.exact import Computed
 from dimorder.targets.xnnpack.graph_model import model_of
 from dimorder.targets.xnnpack.kernels import KernelRun
-from dimorder.targets.xnnpack.outer_sizes import dynamic_dims, result_shapes
+from dimorder.targets.xnnpack.outer_sizes import result_shapes
 from dimorder.targets.xnnpack.partition import Partition
 from dimorder.targets.xnnpack.serialize import serialize
 
@@ -133,10 +133,10 @@ class OuterBuilder:
         reads, results = (
             [self.plan.shapes(node)[0] for node in nodes] for nodes in (delegate.reads, delegate.results)
         )
-        shapes, dims = result_shapes(name, reads, results, table), dynamic_dims(reads)
-        tensors = self._tensors(delegate.reads), self._tensors(delegate.results)
+        shapes = result_shapes(name, reads, results, table)
+        tensors = self.plan.tensors(delegate.reads, table), self._tensors(delegate.results)
         blob = serialize(delegate.graph)
-        self.root.add_module(name, lowered(BACKEND, *tensors, *blob, shapes=shapes, varying=dims))
+        self.root.add_module(name, lowered(BACKEND, *tensors, *blob, shapes=shapes))
 
     def _attach(self, name: str, delegate: Delegate) -> None:
         """Put the delegate of that name into the program."""

@@ -46,11 +46,6 @@ def _values(sizes: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
         yield size.values if isinstance(size, DynamicSize) else (size,) * count
 
 
-def dynamic_dims(shapes: Sequence[SizedShape]) -> list[list[int]]:
-    """Return the dimensions of each shape whose size is dynamic."""
-    return [[d for d, size in enumerate(shape) if isinstance(size, DynamicSize)] for shape in shapes]
-
-
 def symbols_of(contract: Contract) -> Any:
     """Return the dynamic sizes of a program's inputs, as torch.export wants them."""
     dims = dims_of(contract.symbols)

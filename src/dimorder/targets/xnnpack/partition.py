@@ -15,6 +15,7 @@ from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
+from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.program_io import empty, is_channels_last, read_signature
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack.integer_kernels import operand_type
@@ -51,6 +52,15 @@ class Partition:
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
+
+    def tensors(self, nodes: Sequence[Node], table: SizeTable) -> list[Tensor]:
+        """Return tensors without data like values of a program with dynamic sizes."""
+        found = []
+        for node in nodes:
+            value = table.tensor(empty(node.meta["val"], self.is_nhwc(node)), self.shapes(node)[0])
+            assert value is not None, f"{node} has a size that no size of the network explains"
+            found.append(value)
+        return found
 
     def outside(self) -> list[Node]:
         return [node for node, stage in self.stage.items() if stage % 2]

@@ -61,7 +61,7 @@ def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
     return sketch.graph.kernels()
 
 
-def underived(
+def unfit_sizes(
     call: Node, operators: Table, constants: Collection[Node], numbers: Mapping[Node, DynamicCall]
 ) -> str | None:
     """Return why XNNPACK cannot compute a call at all sizes, or None.
@@ -101,7 +101,7 @@ def underived(
     return None
 
 
-def keep_underived_outside(plan: Partition) -> None:
+def keep_unfit_sizes_outside(plan: Partition) -> None:
     """Divide a program with dynamic sizes again until XNNPACK derives all sizes in its delegates.
 
     Operators that XNNPACK cannot compute at all sizes run outside, as the plan has it. So do views, if no
@@ -115,13 +115,13 @@ def keep_underived_outside(plan: Partition) -> None:
         node
         for node in dynamic
         if _is_planned_outside(node, plan)
-        or underived(node, plan.operators, plan.constants, plan.dynamic) is not None
+        or unfit_sizes(node, plan.operators, plan.constants, plan.dynamic) is not None
     }
     for node in plan.refused:
         _require_planned_outside(node, plan)
     divide(plan)
-    while (underived_node := _underived_node(plan)) is not None:
-        plan.refused.add(underived_node)
+    while (found := _node_of_unfit_sizes(plan)) is not None:
+        plan.refused.add(found)
         divide(plan)
 
 
@@ -134,12 +134,12 @@ def _require_planned_outside(node: Node, plan: Partition) -> None:
     origin = origin_of(node)
     if "site" in origin and not origin.get("outside") and not plan.operators.is_relabel(node):
         reason = plan.operators.supports(node, plan.constants)
-        reason = reason or underived(node, plan.operators, plan.constants, plan.dynamic)
+        reason = reason or unfit_sizes(node, plan.operators, plan.constants, plan.dynamic)
         place = f"{node} ({operator_name(node)}) of the physical program for xnnpack"
         raise StageError(place, f"outside, where the plan has it inside: {reason}", FIX)
 
 
-def _underived_node(plan: Partition) -> Node | None:
+def _node_of_unfit_sizes(plan: Partition) -> Node | None:
     """Return the first view, or reader of a constant of a dynamic size, whose sizes XNNPACK does not derive.
 
     Raises `SizesError` for any other operator.

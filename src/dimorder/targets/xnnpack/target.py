@@ -20,7 +20,7 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
-from dimorder.ops.resize import RESIZED_BY_PRODUCTS
+from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
@@ -100,15 +100,15 @@ _SPLIT_CHANNELS = 16
 # than one delegate saves.
 _HEADS = HeadLimits(channels=32, most_joined=32)
 _IN_PHASES = "aten.convolution/transposed in phases"
-_RESIZED_BY_PRODUCTS = frozenset(f"{resize}/by products" for resize in RESIZED_BY_PRODUCTS)
+_RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
 # XNNPACK computes these too, but no measurement has shown that they save more than they cost.
 _NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
 _IMPLEMENTATIONS = (
     (PLAIN - _NOT_WORTH_IT)
-    | _RESIZED_BY_PRODUCTS
+    | _RESIZED_BY_MATMUL
     | {
         "aten.linear/as a convolution",
-        "aten.linear/as a product",
+        "aten.linear/as a matmul",
         "aten.convolution/without outer taps",
         _IN_PHASES,
         "aten.convolution/depth tap by tap",
@@ -133,10 +133,10 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
     XNNPACK resizes only to fixed ones.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    resized = (node for node in calls if node.target in RESIZED_BY_PRODUCTS)
+    resized = (node for node in calls if node.target in RESIZED_BY_MATMUL)
     missing: frozenset[str] = frozenset()
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
-        missing = _RESIZED_BY_PRODUCTS
+        missing = _RESIZED_BY_MATMUL
     convolved = [node for node in calls if node.target is aten.convolution.default]
     if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
         missing |= {_IN_PHASES}
@@ -150,8 +150,8 @@ def _at_all_sizes(
 ) -> str | None:
     """Return why XNNPACK does not compute a call at all sizes, or None."""
     with installed("xnnpack", INFO.install):
-        from dimorder.targets.xnnpack.sketch import underived
-    return underived(call, operators, constants, numbers)
+        from dimorder.targets.xnnpack.sketch import unfit_sizes
+    return unfit_sizes(call, operators, constants, numbers)
 
 
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.targets.tosa import spatial
-from dimorder.targets.tosa.integers.lookups import as_integers, has_integers
+from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, largest
 from dimorder.targets.tosa.integers.products import limit_of
 from dimorder.targets.tosa.integers.sums import quantize
@@ -30,7 +30,8 @@ def are_channels(x: Operand, constant: Operand) -> bool:
     last = tuple(constant.shape)
     while last[:1] == (1,):
         last = last[1:]
-    return last != () and x.shape[-len(last) :] == last and x.of.dtype == torch.int8 and has_integers(x)
+    is_last = last != () and x.shape[-len(last) :] == last
+    return is_last and x.of.dtype == torch.int8 and x.exact_type is not None
 
 
 def multiply_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:

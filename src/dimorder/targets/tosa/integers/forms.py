@@ -17,7 +17,7 @@ class Forms:
 
     `sums_windows`: sums of neighbours are depthwise convolutions with ones; else REDUCE_SUM.
 
-    `permutes_by_products`: a permutation of channels is a convolution with ones and zeros; else TRANSPOSE.
+    `permutes_by_convolution`: a permutation of channels is a convolution with ones and zeros; else TRANSPOSE.
 
     `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 
@@ -27,7 +27,7 @@ class Forms:
 
     multiplies_constants: bool = True
     sums_windows: bool = True
-    permutes_by_products: bool = False
+    permutes_by_convolution: bool = False
     fills_lanes: bool = False
 
     def flipped(self, name: str) -> Forms:

@@ -6,20 +6,19 @@ every 128th integer and interpolates between them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dimorder.errors import UnsupportedError
-from dimorder.graph.quantized import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType
+from dimorder.physical.integer_functions import levels_of, slope_of
 from dimorder.targets.tosa.dtypes import DTYPES, WIDEST
 from dimorder.targets.tosa.integers.model import interpolated
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand
 from dimorder.targets.tosa.rescale import fits, rescale, rescale_integers
 from dimorder.targets.tosa.writer import TosaValue
 
-NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # to an integer: a scale has 24 bits
 ENTRY = 2**15 - 2  # the largest number of a TABLE, and the largest difference of neighbours, after rounding
 
 
@@ -29,52 +28,13 @@ ENTRY = 2**15 - 2  # the largest number of a TABLE, and the largest difference o
 def as_integers(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
     """Return the integers that stand for the numbers exactly, and their type.
 
-    Refuse numbers without such integers.
+    The plan has it that there are such integers.
     """
-    if not isinstance(x, Lookup):
-        found = "a constant" if isinstance(x, Tensor) else "a sum"
-        raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
-    of = _type(x)
-    if of is None:
-        raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
-    integers = look_up(w, x.integers, _levels(x, of).round(), x.of, 1.0, of)
+    assert isinstance(x, Lookup) and x.exact_type is not None, "the plan has no such integers"
+    of = x.exact_type
+    integers = look_up(w, x.integers, levels_of(x.numbers, of).round(), x.of, 1.0, of)
     assert integers is not None
     return integers, of
-
-
-def as_bytes(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
-    """Return the same as `as_integers`, but refuse 16 bits."""
-    integers, of = as_integers(w, x)
-    if of.dtype != torch.int8:
-        raise UnsupportedError(
-            "an operand", f"{of.dtype}, where this is computed of int8 alone", "quantise it so"
-        )
-    return integers, of
-
-
-def has_integers(x: Lookup) -> bool:
-    """Return whether integers of the source's type stand for the numbers exactly."""
-    return _type(x) is not None
-
-
-def _type(x: Lookup) -> IntegerType | None:
-    """Return the type of such integers: the source's, or the source's with another scale."""
-    for scale in (x.of.scale, slope_of(x.numbers)):
-        of = replace(x.of, scale=scale)
-        levels = _levels(x, of)
-        whole = levels.round()
-        near = bool(((levels - whole).abs() < NEAR[x.of.dtype]).all())
-        # a TABLE of int16 interpolates, so only the same integers will do, or clamped ones
-        if x.of.dtype == torch.int16:
-            own = torch.arange(of.low, of.high + 1, dtype=torch.float64)
-            near = near and torch.equal(whole, own.clamp(float(whole.min()), float(whole.max())))
-        if scale > 0 and near and of.low <= float(whole.min()) and float(whole.max()) <= of.high:
-            return of
-    return None
-
-
-def _levels(x: Lookup, of: IntegerType) -> Tensor:
-    return x.numbers / (in_float32(of.scale) or 1.0) + of.zero_point
 
 
 def look_up(
@@ -103,10 +63,6 @@ def look_up(
         return None
     table = w.constant(levels.to(torch.int8))
     return w.op("TABLE", [x, table], x.shape, "INT8")
-
-
-def slope_of(numbers: Tensor) -> float:
-    return float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
 
 
 def clamp(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.quantized import in_float32
+from dimorder.graph.quantized import level_of
 from dimorder.ops.table import elements_of
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.calls import changed
+from dimorder.targets.tosa.integers.kernels import SUM, padded
 from dimorder.targets.tosa.integers.lookups import as_integers
-from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, refusal
+from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand
 from dimorder.targets.tosa.integers.pointwise import operand
 from dimorder.targets.tosa.integers.sums import as_sum, error_of, exact_or_sum, on_grid
 from dimorder.targets.tosa.writer import TosaValue
@@ -64,10 +65,9 @@ def _pad(w: W, a: Arguments) -> Any:
         held = as_sum(w, held)
         return held.with_integers(_constant_pad(w, held.integers, a, 0))
     x, of = as_integers(w, held)
-    fill = value / in_float32(of.scale) + of.zero_point
-    if abs(fill - round(fill)) > 1e-6 or not of.low <= round(fill) <= of.high:
-        raise refusal(f"a padding of {value}, which no integer stands for")
-    return Lookup.dequantize(_constant_pad(w, x, a, round(fill)), of)
+    fill = level_of(value, of)
+    assert fill is not None, "the plan has no such padding"
+    return Lookup.dequantize(_constant_pad(w, x, a, fill), of)
 
 
 def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
@@ -82,7 +82,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             for target, row in moves.ROWS.items()
             if elements_of(target).moves
         },
-        aten.cat.default: Row(_cat),
-        aten.constant_pad_nd.default: Row(_pad),
+        aten.cat.default: Row(_cat, kernel=SUM),
+        aten.constant_pad_nd.default: Row(_pad, kernel=lambda a: padded(getattr(a, "value", None) or 0)),
     }
 )

@@ -8,15 +8,18 @@ written when they are quantised: by one RESCALE, CLAMP or TABLE.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.quantized import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType
+from dimorder.physical.fuse_quantized import How
+from dimorder.physical.integer_functions import dequantized_numbers, exact_type
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.permutation import permute_channels
@@ -37,8 +40,12 @@ class Lookup:
 
     @staticmethod
     def dequantize(integers: TosaValue, of: IntegerType) -> Lookup:
-        levels = torch.arange(of.low, of.high + 1, dtype=torch.float64)
-        return Lookup(integers, of, (levels - of.zero_point) * in_float32(of.scale))
+        return Lookup(integers, of, dequantized_numbers(of))
+
+    @cached_property
+    def exact_type(self) -> IntegerType | None:
+        """The type of integers that stand for the numbers exactly, or None."""
+        return exact_type(self.of, self.numbers)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,6 +122,19 @@ class IntegerWriter(TosaWriter):
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
         self.errors: dict[str, float] = {}
 
+    @property
+    def function(self) -> Tensor | None:
+        """The numbers of the call that is written, if it is a function of one value."""
+        return None if self.annotation is None else self.annotation.function
+
+    def require_planned(self, value: Any) -> None:
+        """Require that the call that was written is what its annotation says."""
+        held = value.value if isinstance(value, View) else value
+        how = None if self.annotation is None else self.annotation.how
+        kinds: Mapping[How | None, Any] = {None: TosaValue, How.WIDE: (Accumulator, TosaValue)}
+        found = f"a row gives {type(held).__name__}, where the plan has {how}"
+        assert isinstance(held, kinds.get(how, Lookup)), found
+
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         if isinstance(value, TosaValue):
             return super().reshape(value, shape)
@@ -131,7 +151,7 @@ class IntegerWriter(TosaWriter):
         return self._as_integers(self._moved, view)
 
     def _moved(self, view: View[TosaValue]) -> TosaValue:
-        if self.forms.permutes_by_products and not view.is_dense and view not in self._transposed:
+        if self.forms.permutes_by_convolution and not view.is_dense and view not in self._transposed:
             made = permute_channels(self, view)
             if made is not None:
                 self._transposed[view] = made

@@ -40,15 +40,15 @@ def _quantize(w: W, a: Arguments) -> TosaValue:
 
 def _dequantize(w: W, a: Arguments) -> View[Any]:
     held: View[TosaValue] = a.input
-    of = IntegerType(_RANGES[a.quant_min, a.quant_max], a.scale, a.zero_point)
-    integers = held.value
+    of, integers = w.annotation.type, held.value  # type: ignore[union-attr]  # every dequantize has a type
+    assert of is not None
     if of.dtype == torch.uint8:
         integers = rescale(w, integers, [1.0], "INT8", to_zero_point=-128, unsigned=True)
         of = of.as_type(torch.int8)
     return View(Lookup.dequantize(integers, of), held.order)
 
 
-_RANGES = MappingProxyType({(-128, 127): torch.int8, (0, 255): torch.uint8, (-32767, 32767): torch.int16})
+_RANGES = frozenset(((-128, 127), (0, 255), (-32767, 32767)))
 
 
 def _check_range(a: Arguments) -> str | None:

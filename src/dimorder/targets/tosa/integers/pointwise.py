@@ -13,9 +13,11 @@ from torch import Tensor
 from dimorder.graph.quantized import IntegerType, Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.physical.fuse_quantized import KernelRule
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiply_channels
+from dimorder.targets.tosa.integers.kernels import FUNCTION, FUNCTION_OR_SUM, SLOPES, quotient
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
@@ -23,7 +25,6 @@ from dimorder.targets.tosa.integers.numbers import (
     Numbers,
     Operand,
     numbers,
-    refusal,
 )
 from dimorder.targets.tosa.integers.sums import add, multiply
 from dimorder.targets.tosa.pointwise import bounds_of
@@ -33,28 +34,16 @@ W = IntegerWriter
 
 
 def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> Callable[[W, Arguments], Any]:
-    """Return the builder of a pointwise operator.
-
-    If the call reads one quantised value, and otherwise numbers, its result is a function of that value.
-    Otherwise `arithmetic` writes it in integers.
-    """
+    """Return the builder of a pointwise operator: a function of one quantised value, or `arithmetic`."""
     names = [argument.name for argument in target._schema.arguments]
-    named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
 
     def build(w: W, a: Arguments) -> Numbers:
         given = {name: operand(w, getattr(a, name), target in _OF_INTEGERS) for name in names}
-        held = [x for x in given.values() if isinstance(x, Numbers)]
-        lookups = [x for x in held if isinstance(x, Lookup)]
-        constants = [x for x in given.values() if isinstance(x, Tensor)]
-        if held and len(lookups) == len(held) and all(x.numel() == 1 for x in constants):
-            first = lookups[0]
-            if all(x.integers == first.integers for x in lookups):
-                plain = {name: _plain(x) for name, x in given.items()}
-                args = [plain[name] for name in names if name not in named]
-                return replace(first, numbers=target(*args, **{name: plain[name] for name in named}))
-        if arithmetic is None:
-            sums = any(isinstance(x, Accumulator) for x in held)
-            raise refusal("a function of a sum that is not quantised" if sums else "a function of two values")
+        function = w.function
+        if function is not None:
+            first = next(x for x in given.values() if isinstance(x, Lookup))
+            return replace(first, numbers=function)
+        assert arithmetic is not None, "the plan has no such operator"
         return arithmetic(w, changed(a, **given))
 
     return build
@@ -75,12 +64,6 @@ def operand(w: W, argument: Any, as_integers: bool = False) -> Any:
         return argument
     of = IntegerType(held.values.dtype, held.scale, held.zero_point)
     return Lookup.dequantize(w.constant(held.values), of)
-
-
-def _plain(argument: Any) -> Any:
-    if isinstance(argument, Lookup):
-        return argument.numbers
-    return argument.double().reshape(()) if isinstance(argument, Tensor) else argument
 
 
 def _constant(argument: Any) -> Operand:
@@ -121,9 +104,8 @@ def _divide(w: W, a: Arguments) -> Numbers:
     y = _constant(a.other)
     if isinstance(y, Tensor):
         return _times(w, _constant(a.self), 1 / y.double())
-    if isinstance(y, Lookup):
-        return _times(w, _constant(a.self), replace(y, numbers=1 / y.numbers))
-    raise refusal("a division by a sum that is not quantised")
+    assert isinstance(y, Lookup), "the plan has no such division"
+    return _times(w, _constant(a.self), replace(y, numbers=1 / y.numbers))
 
 
 def scale_by(w: W, x: Operand, factor: float) -> Operand:
@@ -156,8 +138,6 @@ def _clamp(target: Any) -> Callable[..., Numbers]:
 
 def _prelu(w: W, a: Arguments) -> Numbers:
     """Return max(x, 0) + weight · min(x, 0)."""
-    if not isinstance(a.x, Lookup):
-        raise refusal("a function of a sum that is not quantised")
     positive, negative = (replace(a.x, numbers=n) for n in (a.x.numbers.clamp(0), a.x.numbers.clamp(max=0)))
     return add(w, positive, _times(w, a.weight, negative))
 
@@ -183,10 +163,19 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
         dimorder.prelu_last.default: _prelu,
     }
 )
+_KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda a: quotient(a.other)),
+        dimorder.prelu_last.default: SLOPES,
+    }
+)
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        **{target: Row(_function(target)) for target in _UNARY},
-        **{target: Row(_function(target, _clamp(target))) for target in CLAMP_BOUNDS},
-        **{target: Row(_function(target, write)) for target, write in _BINARY.items()},
+        **{target: Row(_function(target), kernel=FUNCTION) for target in _UNARY},
+        **{target: Row(_function(target, _clamp(target)), kernel=FUNCTION_OR_SUM) for target in CLAMP_BOUNDS},
+        **{
+            target: Row(_function(target, write), kernel=_KERNELS.get(target, FUNCTION_OR_SUM))
+            for target, write in _BINARY.items()
+        },
     }
 )

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from dimorder.graph.quantized import IntegerType, Scaled, in_float32
 from dimorder.ops.dialect import OPS as dimorder
+from dimorder.physical.fuse_quantized import FoundKernel
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
+from dimorder.targets.tosa.integers.kernels import INTEGERS, unfit_weight, weighted
 from dimorder.targets.tosa.integers.lookups import as_integers
-from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, refusal
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
@@ -52,14 +54,12 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
 
 def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
     """Return a constant weight's integers, their scales (one, or one per channel), and the zero point."""
-    if not isinstance(weight, Scaled):
-        raise refusal("a weight that is not quantised")
+    assert unfit_weight(weight) is None, "the plan has no such weight"
     held = weight.integers
     if held.scale is not None:
         return held.values, torch.tensor([held.scale], dtype=torch.float64), held.zero_point
     scales = held.along(0)
-    if scales is None:
-        raise refusal("a weight whose scales are not those of its output channels")
+    assert scales is not None
     return held.values, scales.double(), held.zero_point
 
 
@@ -80,7 +80,7 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
     left, right = a.self, a.other
     if isinstance(right, Tensor):
         x, of = as_integers(w, w.dense(left))
-        weight, scales, zero_point = _weight(right.reshape(right.shape[-2:]).t())
+        weight, scales, zero_point = _weight(_right_weight(right))
         sums = reductions.linear(w, x, weight, None, (of.zero_point, zero_point))
         scales = scales * in_float32(of.scale)
         return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
@@ -94,10 +94,25 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
 
 def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
     """Return W x, with one scale per row."""
-    weight, scales, zero_point = _weight(left.reshape(left.shape[-2:]))
+    weight, scales, zero_point = _weight(_left_weight(left))
     sums = reductions.matmul(w, w.constant(weight), x, (zero_point, of.zero_point))
     scales = (scales * in_float32(of.scale))[:, None]
     return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
+
+
+def _right_weight(right: Tensor) -> Tensor:
+    """Return a constant right matrix with its output channels first."""
+    return right.reshape(right.shape[-2:]).t()
+
+
+def _left_weight(left: Tensor) -> Tensor:
+    return left.reshape(left.shape[-2:])
+
+
+def _matmul_kernel(a: Arguments) -> FoundKernel:
+    if isinstance(a.other, Tensor):
+        return weighted(_right_weight(a.other))
+    return weighted(_left_weight(a.self)) if isinstance(a.self, Tensor) else INTEGERS
 
 
 def _check_matmul(a: Arguments) -> str | None:
@@ -110,14 +125,20 @@ def _check_matmul(a: Arguments) -> str | None:
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         dimorder.conv2d_nhwc.default: Row(
-            _product(spatial.convolution, "weight_ohwi"), spatial.check_convolution
+            _product(spatial.convolution, "weight_ohwi"),
+            spatial.check_convolution,
+            kernel=lambda a: weighted(a.weight_ohwi),
         ),
         dimorder.conv3d_ndhwc.default: Row(
-            _product(spatial.convolution, "weight_odhwi"), spatial.check_convolution
+            _product(spatial.convolution, "weight_odhwi"),
+            spatial.check_convolution,
+            kernel=lambda a: weighted(a.weight_odhwi),
         ),
         dimorder.conv_transpose2d_nhwc.default: Row(
-            _product(spatial.conv_transpose2d, "weight_ohwi"), spatial.check_transposed
+            _product(spatial.conv_transpose2d, "weight_ohwi"),
+            spatial.check_transposed,
+            kernel=lambda a: weighted(a.weight_ohwi),
         ),
-        aten.matmul.default: Row(_matmul, _check_matmul),
+        aten.matmul.default: Row(_matmul, _check_matmul, kernel=_matmul_kernel),
     }
 )

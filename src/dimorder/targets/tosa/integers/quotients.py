@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import IntegerType, in_float32
-from dimorder.targets.tosa.integers.lookups import as_bytes
+from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, times
 from dimorder.targets.tosa.integers.sums import add, in_16_bits, multiply
 from dimorder.targets.tosa.reductions import reduce
@@ -32,7 +32,7 @@ _INTERPOLATED = _ENTRY * 128
 
 def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
     """Return exp(x - max), as a function of the difference in int8, over the sum."""
-    values, of = as_bytes(w, x)
+    values, of = as_integers(w, x)
     wide = rescale(w, values, [1.0], "INT32")
     largest = rescale(w, reduce(w, "REDUCE_MAX", values, {dim}), [1.0], "INT32")
     below = rescale(w, w.elementwise("SUB", wide, largest), [1.0], "INT8", to_zero_point=127)
@@ -58,7 +58,7 @@ def layer_norm(
 
     The deviations have 31 bits after a shift of each row.
     """
-    values, of = as_bytes(w, x)
+    values, of = as_integers(w, x)
     count = math.prod(x.shape[d] for d in dims)
     scale = in_float32(of.scale)
     each = rescale(w, values, [1.0], "INT32", zero_point=of.zero_point)

@@ -16,14 +16,14 @@ from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, resize, spatial
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import depthwise
-from dimorder.targets.tosa.integers.lookups import as_bytes, as_integers, has_integers
+from dimorder.targets.tosa.integers.kernels import BYTES, INTEGERS, SELECTION, SUM
+from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
     Lookup,
     Numbers,
     numbers,
-    refusal,
     shorten,
 )
 from dimorder.targets.tosa.integers.pointwise import scale_by
@@ -71,7 +71,7 @@ def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumul
     transpose.
     """
     kernel = _kernel(x.shape, dims)
-    if isinstance(x, Lookup) and kernel is not None and has_integers(x) and w.forms.sums_windows:
+    if isinstance(x, Lookup) and kernel is not None and x.exact_type is not None and w.forms.sums_windows:
         values, of = as_integers(w, x)
         first, last = min(dims), max(dims)
         outer, channels = math.prod(x.shape[:first]), math.prod(x.shape[last + 1 :])
@@ -123,20 +123,16 @@ def _of_integers(row: Row, operand: str) -> Row:
         y = row.build(w, changed(a, dtype=of.dtype, **{operand: whole(x)}))
         return Lookup.dequantize(w.reshape(y, a.shape), of)
 
-    return Row(build, row.check)
+    return Row(build, row.check, kernel=SELECTION)
 
 
 def _softmax(w: W, a: Arguments) -> Accumulator:
-    x = w.dense(a.self)
-    if not isinstance(x, Lookup):
-        raise refusal("a softmax of what is not quantised")
+    x: Lookup = w.dense(a.self)
     return softmax(w, x, a.dim % len(x.shape))
 
 
 def _layer_norm(w: W, a: Arguments) -> Accumulator:
-    x = w.dense(a.input)
-    if not isinstance(x, Lookup):
-        raise refusal("a normalization of what is not quantised")
+    x: Lookup = w.dense(a.input)
     rank = len(x.shape)
     dims = range(rank - len(a.normalized_shape), rank)
     return layer_norm(w, x, set(dims), a.weight, a.bias, a.eps)
@@ -174,7 +170,7 @@ def _argmax(w: W, a: Arguments) -> TosaValue:
 
 def _bilinear(w: W, a: Arguments) -> Accumulator:
     """Write a bilinear resize; the weights of each result add up to the product of the numerators."""
-    x, of = as_bytes(w, w.dense(a.x))
+    x, of = as_integers(w, w.dense(a.x))
     ones = math.prod(axis.n for axis in resize.bilinear_axes(a))
     sums = resize.bilinear(w, changed(a, x=whole(x)))
     centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
@@ -200,13 +196,13 @@ _SELECTIONS = {
 }
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.sum.dim_IntList: Row(_sum),
-        aten.mean.dim: Row(_mean),
+        aten.sum.dim_IntList: Row(_sum, kernel=SUM),
+        aten.mean.dim: Row(_mean, kernel=SUM),
         **{target: _of_integers(rows[target], x) for target, (rows, x) in _SELECTIONS.items()},
-        aten.softmax.int: Row(_softmax),
-        aten.layer_norm.default: Row(_layer_norm, _check_layer_norm),
-        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool),
-        aten.argmax.default: Row(_argmax),
-        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, resize.check_bilinear),
+        aten.softmax.int: Row(_softmax, kernel=BYTES),
+        aten.layer_norm.default: Row(_layer_norm, _check_layer_norm, kernel=BYTES),
+        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool, kernel=INTEGERS),
+        aten.argmax.default: Row(_argmax, kernel=INTEGERS),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, resize.check_bilinear, kernel=BYTES),
     }
 )

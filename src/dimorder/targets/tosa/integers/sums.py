@@ -15,14 +15,13 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import IntegerType, in_float32
+from dimorder.physical.integer_functions import slope_of
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import (
     Interpolated,
     as_integers,
     clamp,
-    has_integers,
     look_up,
-    slope_of,
 )
 from dimorder.targets.tosa.integers.numbers import (
     BITS,
@@ -82,7 +81,7 @@ def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
         return Accumulator(integers, torch.tensor(most / EXACT, dtype=torch.float64), EXACT)
     if isinstance(x, Accumulator):
         return with_one_scale(w, x)
-    if not has_integers(x):
+    if x.exact_type is None:
         return in_16_bits(w, x)
     integers, of = as_integers(w, x)
     value = rescale(w, integers, [1.0], "INT32", zero_point=of.zero_point)
@@ -190,7 +189,7 @@ def multiply(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
 
 def exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
     """Return the operand as it is, but as a sum if it is a function without exact integers."""
-    return in_16_bits(w, x) if isinstance(x, Lookup) and not has_integers(x) else x
+    return in_16_bits(w, x) if isinstance(x, Lookup) and x.exact_type is None else x
 
 
 def error_of(x: Operand) -> float:

@@ -1,0 +1,93 @@
+"""Follow functions of one quantized value: a number for each of the value's integers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from dimorder.graph.nodes import bound
+from dimorder.graph.quantized import IntegerType, in_float32
+
+aten = torch.ops.aten
+
+# How near to an integer is an integer: a scale has 24 bits.
+NEAR = MappingProxyType({torch.int8: 1e-5, torch.uint8: 1e-5, torch.int16: 4e-3})
+_KEEPS_SEQUENCE = (aten.view.default, aten.clone.default)  # of elements, by the place in their shape
+
+
+def dequantized_numbers(of: IntegerType) -> Tensor:
+    """Return the number that each integer of a type stands for, from the lowest on.
+
+    >>> dequantized_numbers(IntegerType(torch.int8, 0.5, 126))[[0, -1]]
+    tensor([-127.0000,    0.5000], dtype=torch.float64)
+    """
+    levels = torch.arange(of.low, of.high + 1, dtype=torch.float64)
+    return (levels - of.zero_point) * in_float32(of.scale)
+
+
+def levels_of(numbers: Tensor, of: IntegerType) -> Tensor:
+    """Return the numbers in quanta of a type, before they are rounded."""
+    return numbers / (in_float32(of.scale) or 1.0) + of.zero_point
+
+
+def slope_of(numbers: Tensor) -> float:
+    """Return the mean difference of neighbours."""
+    return float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+
+
+def exact_type(of: IntegerType, numbers: Tensor) -> IntegerType | None:
+    """Return the type of integers that stand for the numbers exactly, or None.
+
+    That is the source's type, or the source's with another scale.
+
+    Args:
+        of: the type of the integers that the numbers are a function of.
+        numbers: the number for each integer.
+
+    >>> of = IntegerType(torch.int8, 0.5, 3)
+    >>> exact_type(of, 2 * dequantized_numbers(of)).scale, exact_type(of, dequantized_numbers(of).exp())
+    (1.0, None)
+    """
+    for scale in (of.scale, slope_of(numbers)):
+        found = replace(of, scale=scale)
+        levels = levels_of(numbers, found)
+        whole = levels.round()
+        near = bool(((levels - whole).abs() < NEAR[of.dtype]).all())
+        # a TABLE of int16 interpolates, so only the same integers will do, or clamped ones
+        if of.dtype == torch.int16:
+            own = torch.arange(of.low, of.high + 1, dtype=torch.float64)
+            near = near and torch.equal(whole, own.clamp(float(whole.min()), float(whole.max())))
+        if scale > 0 and near and of.low <= float(whole.min()) and float(whole.max()) <= of.high:
+            return found
+    return None
+
+
+def position_key(value: Node, moved: Hashable = None) -> Hashable:
+    """Return a key of the elements of a value by their places, which is the same after moves that cancel out.
+
+    Args:
+        value: the value.
+        moved: the key of its operand, if the value only moves the elements of one operand.
+    """
+    shape = tuple(value.meta["val"].shape)
+    if not isinstance(moved, tuple):
+        return value, shape
+    root, before = moved
+    if value.target in _KEEPS_SEQUENCE or _moves_only_ones(value, before):
+        return root, shape
+    rest = [each if not isinstance(each, Node) else "" for each in value.args]
+    return (value.target, moved, str(rest), str(value.kwargs)), shape
+
+
+def _moves_only_ones(value: Node, shape: tuple[int, ...]) -> bool:
+    """Return whether a call is a permute of which only dimensions of 1 change places."""
+    if value.target is not aten.permute.default:
+        return False
+    dims = [d % len(shape) for d in bound(value.target, value.args, value.kwargs)["dims"]]
+    kept = [d for d in dims if shape[d] != 1]
+    return kept == sorted(kept)
