@@ -17,6 +17,7 @@ from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
 aten = torch.ops.aten
 
 MAX_CONCATENATED = 5  # operands of one concatenation in XNNPACK's delegate
+MAX_SLICED = 5  # dimensions of SLICE by LiteRT's own kernels
 MAX_PADDED = 5  # dimensions of PADV2, and of PAD by LiteRT's own kernels
 
 
@@ -33,7 +34,7 @@ def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int, s
         starts, steps = ([other] * len(ends) for other in (0, 1))
         starts[dim], steps[dim] = start, step
         return w.op("STRIDED_SLICE", [x, w.sizes(starts), w.sizes(ends), w.sizes(steps)], shape)
-    x, dim, inner = around(w, x, dim, len(x.shape) > MAX_RANK)
+    x, dim, inner = around(w, x, dim, len(x.shape) > MAX_SLICED)
     starts, sizes = [0] * len(x.shape), list(x.shape)
     starts[dim], sizes[dim] = start * inner, length * inner
     return w.reshape(w.op("SLICE", [x, w.sizes(starts), w.sizes(sizes)], sizes), shape)

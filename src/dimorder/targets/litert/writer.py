@@ -20,6 +20,7 @@ import torch
 from dimorder.errors import UnsupportedError
 from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
 from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
+from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.table import View
 
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
@@ -202,7 +203,9 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     def finish(self, metadata: Mapping[str, bytes], in_half: bool = False) -> bytes:
         """Return the bytes of the file, with constants as float16 if `in_half`. Needs ai-edge-litert."""
-        nodes, tensors = _with_clamps(self._needed(), self._outputs.values()), self._tensors
+        nodes = _with_clamps(self._needed(), self._outputs.values())
+        inputs, outputs = self._inputs.values(), self._outputs.values()
+        tensors, nodes = copy_before_overwriting(self._tensors, nodes, inputs, outputs)
         if in_half:
             tensors, nodes = _stored_in_half(tensors, nodes)
         return serialize(tensors, nodes, self._inputs, self._outputs, metadata)
