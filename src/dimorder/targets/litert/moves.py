@@ -65,10 +65,16 @@ def pad(
     added = [(max(low, 0), max(high, 0)) for low, high in zip(before, after, strict=True)]
     if not any(map(any, added)):
         return x
+    if fill != 0 and x.dtype == F32:  # XNNPACK concatenates, and has no PADV2
+        for d, amounts in enumerate(added):
+            edge = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in amounts]
+            low, high = ([w.constant(torch.full(to, float(fill)))] if to[d] else [] for to in edge)
+            x = concat(w, [*low, x, *high], d) if low or high else x
+        return x
     shape = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
     if x.dtype == BOOL:  # LiteRT pads no truth values
         return cast(w, pad(w, cast(w, x, torch.int32), before, after, fill), BOOL)
-    runs = _padded_runs(added) if len(added) > 4 else [[d] for d in range(len(added))]
+    runs = _padded_runs(added) if len(added) > MAX_PADDED else [[d] for d in range(len(added))]
     x = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
     added = [added[run[0]] for run in runs]
     sizes = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]

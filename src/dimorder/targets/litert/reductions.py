@@ -26,9 +26,10 @@ MAX_BATCHED = 5  # dimensions of BATCH_MATMUL by LiteRT's own kernels
 
 def linear(w: LiteRtWriter, x: LiteRtValue, weight: Tensor, bias: LiteRtValue | None) -> LiteRtValue:
     """Return x (…, I) times a constant weight (O, I), plus bias (O)."""
-    shape = (*x.shape[:-1], weight.shape[0])
+    shape, x = (*x.shape[:-1], weight.shape[0]), w.in_rows(x)
     operands = [x, w.constant(weight)] + ([] if bias is None else [bias])
-    return w.op("FULLY_CONNECTED", operands, shape, keepNumDims=True)
+    y = w.op("FULLY_CONNECTED", operands, (*x.shape[:-1], weight.shape[0]), keepNumDims=True)
+    return w.reshape(y, shape)
 
 
 def _linear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -95,6 +96,9 @@ def _check_matmul(a: Arguments) -> str | None:
 def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) -> LiteRtValue:
     """Reduce over `dims`, which become 1, in one operator."""
     kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    if set(dims) == {len(x.shape) - 1}:
+        x = w.in_rows(x)
+        dims = {len(x.shape) - 1}
     if len(x.shape) > MAX_RANK:
         x, dims = _merged(w, x, dims)
     dims = [d for d in sorted(dims) if x.shape[d] != 1]
@@ -186,7 +190,7 @@ def _check_arg(a: Arguments) -> str | None:
 
 
 def _softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x = w.dense(a.self)
+    x = w.in_rows(w.dense(a.self), 4)
     x = x if len(x.shape) <= 4 else w.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
     return w.reshape(w.op("SOFTMAX", [x], x.shape, beta=1.0), a.shape)
 
