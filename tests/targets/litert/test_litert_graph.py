@@ -63,7 +63,7 @@ def test_a_value_that_is_still_to_be_read_is_copied_before_it_is_overwritten() -
 def test_nothing_is_copied_that_no_kernel_overwrites() -> None:
     assert copied(OVERWRITTEN) == text(OVERWRITTEN)  # an output gets memory of its own
     read_before = [*OVERWRITTEN[:3], OVERWRITTEN[4], OVERWRITTEN[3]]
-    known, written = copy_before_overwriting(
+    _, written = copy_before_overwriting(
         tensors(**SHAPES, w=(6, 5)), [*read_before, node("NEG", "z", "w")], ["input"], ["last", "w"]
     )
     assert text(written[:-1]) == text(read_before)
@@ -120,3 +120,15 @@ def test_constants_of_the_same_bytes_share_a_buffer() -> None:
 
     artifact = emitted(Net(function, (table,)), (r(200, 300), r(2, 100, 300)))
     assert len(artifact.data) < 1.2 * table.nbytes
+
+
+def test_padding_with_a_number_is_in_the_delegate() -> None:
+    artifact = compare(Net(lambda x: aten.constant_pad_nd(x, [1, 2, 0, 1], 1.5)), (r(2, 3, 5),))
+    assert operators(artifact.data) == {"CONCATENATION": 2}
+    assert (artifact.delegates, artifact.outside) == (1, {})
+
+
+def test_a_table_is_read_by_indices_in_their_own_shape() -> None:
+    ids, table = torch.tensor([[3, 0, 2], [1, 3, 3]]), r(4, 5)
+    artifact = compare(Net(lambda ids, table: aten.embedding(table, ids), (table,)), (ids,))
+    assert operators(artifact.data) == {"GATHER": 1}

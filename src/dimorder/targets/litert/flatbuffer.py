@@ -116,7 +116,7 @@ def serialize(
 
 def _contents(tensors: Iterable[TfLiteTensor]) -> dict[bytes, np.ndarray[Any, Any]]:
     """Return the distinct bytes of constants by their hash: tensors of other shapes share a buffer."""
-    found = {}
+    found = dict[bytes, np.ndarray[Any, Any]]()
     for data in (tensor.data for tensor in tensors):
         if data is not None:
             content = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

@@ -66,10 +66,11 @@ def pad(
     if not any(map(any, added)):
         return x
     if fill != 0 and x.dtype == F32:  # XNNPACK concatenates, and has no PADV2
-        for d, amounts in enumerate(added):
-            edge = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in amounts]
-            low, high = ([w.constant(torch.full(to, float(fill)))] if to[d] else [] for to in edge)
-            x = concat(w, [*low, x, *high], d) if low or high else x
+        for d, ends in enumerate(added):
+            if any(ends):
+                edges = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in ends]
+                filled = [[w.constant(torch.full(to, float(fill)))] if to[d] else [] for to in edges]
+                x = concat(w, [*filled[0], x, *filled[1]], d)
         return x
     shape = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
     if x.dtype == BOOL:  # LiteRT pads no truth values
