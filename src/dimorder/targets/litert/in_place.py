@@ -18,11 +18,12 @@ from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor
 _SHARED: Mapping[str, int] = {"ADD": 2, "SUB": 2, "MUL": 2, "DIV": 2, "SOFTMAX": 1, "RESHAPE": 1}
 _SCALAR_BYTES = 4  # what has no more is not shared
 
-Tensors = Mapping[str, TfLiteTensor]
-
 
 def copy_before_overwriting(
-    tensors: Tensors, nodes: Sequence[TfLiteNode], inputs: Collection[str], outputs: Collection[str]
+    tensors: Mapping[str, TfLiteTensor],
+    nodes: Sequence[TfLiteNode],
+    inputs: Collection[str],
+    outputs: Collection[str],
 ) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
     """Return a graph in which an operand is copied if LiteRT would overwrite it, or what shares its memory.
 
@@ -54,7 +55,7 @@ def copy_before_overwriting(
 
 def _shared_operand(
     node: TfLiteNode,
-    tensors: Tensors,
+    tensors: Mapping[str, TfLiteTensor],
     readers: Mapping[str, int],
     inputs: Collection[str],
     outputs: Collection[str],

@@ -17,12 +17,10 @@ _ROW_BY_ROW = frozenset(
 )
 _WHOLE_WEIGHTS = "FULLY_CONNECTED"  # its constants have other shapes than a row
 
-Tensors = dict[str, TfLiteTensor]
-
 
 def merge_reshapes(
     tensors: Mapping[str, TfLiteTensor], nodes: Sequence[TfLiteNode], outputs: Collection[str]
-) -> tuple[Tensors, list[TfLiteNode]]:
+) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
     """Return a graph in which RESHAPE, operators on rows, RESHAPE are one RESHAPE and these operators.
 
     So it is where nothing else reads what lies between, and the last RESHAPE keeps the last dimension.
@@ -55,7 +53,7 @@ def merge_reshapes(
 
 
 def _chain_before(
-    tensors: Tensors,
+    tensors: Mapping[str, TfLiteTensor],
     nodes: Sequence[TfLiteNode | None],
     places: Mapping[str, int],
     readers: Mapping[str, int],
@@ -80,7 +78,7 @@ def _chain_before(
     return []
 
 
-def _is_row_by_row(tensors: Tensors, node: TfLiteNode) -> bool:
+def _is_row_by_row(tensors: Mapping[str, TfLiteTensor], node: TfLiteNode) -> bool:
     row = tensors[node.outputs[0]].shape[-1:]
     for name in node.inputs[1:]:
         data = None if name is None else tensors[name].data
