@@ -10,6 +10,7 @@ import torch
 
 from dimorder.ops.row_major import ROW_MAJOR
 from dimorder.ops.table import find
+from dimorder.targets.litert.ops import OPERATORS as LITERT
 from dimorder.targets.table import Table
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
@@ -19,7 +20,7 @@ from tests.suite.page import EXPORTED, Results, reason
 YES, PARTS = "yes", "parts"
 UNKNOWN = "no result"
 
-TABLES: Mapping[str, Table] = {"xnnpack": XNNPACK, "tosa": TOSA}
+TABLES: Mapping[str, Table] = {"xnnpack": XNNPACK, "litert": LITERT, "tosa": TOSA}
 
 _HEAD = """# Operators
 

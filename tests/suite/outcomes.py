@@ -24,7 +24,7 @@ from dimorder.errors import DimorderError, StageError, VerificationError
 from dimorder.verification.verify import relative_error
 from tests.suite.cases import Case, named
 
-TARGETS = ("torch", "xnnpack", "tosa")
+TARGETS = ("torch", "xnnpack", "litert", "tosa")
 STOCK = "stock"  # ExecuTorch's own lowering for XNNPACK
 IN_CPP = "cpp"  # target xnnpack, run by dimorder-run from a file whose freed memory is poisoned
 TOLERANCE = 1e-4

@@ -30,9 +30,10 @@ ROWS = (
             "exported": ["aten.acos.default"],
             "torch": {"kind": "right", "operators": 1},
             "xnnpack": {"kind": "outside", "outside": [["aten.acos", "XNNPACK has no aten.acos.default"]]},
+            "litert": {"kind": "right", "operators": 2},
             "tosa": {"kind": "refused", "why": "aten.acos (a.py:1) | found: TOSA has none | fix: no"},
         },
-        "| aten.acos.default | yes | yes | outside | refused: TOSA has none |",
+        "| aten.acos.default | yes | yes | outside | parts | refused: TOSA has none |",
     ),
     (
         {
@@ -40,7 +41,7 @@ ROWS = (
             "torch": {"kind": "right", "operators": 4},
             "xnnpack": {"kind": "outside", "outside": [["aten.sigmoid", "torch.float64"]]},
         },
-        "| aten.glu.default | of its parts | parts | outside: torch.float64 | no result |",
+        "| aten.glu.default | of its parts | parts | outside: torch.float64 | no result | no result |",
     ),
     (
         {
@@ -49,11 +50,11 @@ ROWS = (
             "xnnpack": {"kind": "outside", "outside": [["aten.relu", "an integer"]]},
             "tosa": {"kind": "refused", "why": "aten.topk.default (a.py:1) | found: TOSA has none | fix: no"},
         },
-        "| aten.topk.default | none | yes | no result | refused: TOSA has none |",
+        "| aten.topk.default | none | yes | no result | yes | refused: TOSA has none |",
     ),
     (
         {"exported": ["aten.relu.default", "aten.acosh.default"], "xnnpack": {"kind": "wrong", "why": "off"}},
-        "| aten.acosh.default | yes | no result | no result | no result |",
+        "| aten.acosh.default | yes | no result | no result | no result | no result |",
     ),
 )
 
@@ -73,4 +74,4 @@ def test_a_row_tells_the_best_and_the_worst_of_its_cases() -> None:
             ]
         )
     }
-    assert "| aten.relu.default | yes | no result | yes | yes, some refused |" in operators.page(cases)
+    assert "| aten.relu.default | yes | no result | yes | yes | yes, some refused |" in operators.page(cases)

@@ -184,19 +184,49 @@ def merge_broadcast(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -
     >>> merge_broadcast([(2, 3, 5), (5,)], (2, 3, 5))
     [(6, 5), (1, 5)]
     """
+    groups = _broadcast_groups(shapes, shape)
+    return [tuple(size if has[i] else 1 for size, has in groups) for i in range(len(shapes))]
+
+
+def broadcast_within(
+    shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], within: Sequence[int]
+) -> list[tuple[int, ...]] | None:
+    """Return shapes that broadcast to `within` as `shapes` do to `shape`, or None if there are none.
+
+    `within` has the elements of `shape`, in other dimensions.
+
+    >>> broadcast_within([(2, 3, 5), (1, 1, 5), (2, 3, 1)], (2, 3, 5), (6, 1, 5))
+    [(6, 1, 5), (1, 1, 5), (6, 1, 1)]
+    >>> broadcast_within([(2, 3, 5), (2, 1, 5)], (2, 3, 5), (6, 5))
+    """
+    if 0 in within:
+        return None
+    groups, taken, rest = _broadcast_groups(shapes, shape), list[list[int]](), 1
+    for size in within:
+        if size != 1 and rest == 1 and groups:
+            (rest, has), *groups = groups
+        if rest % size:
+            return None
+        taken.append([size if size != 1 and has[i] else 1 for i in range(len(shapes))])
+        rest //= size
+    return [tuple(sizes) for sizes in zip(*taken, strict=True)] if taken else [()] * len(shapes)
+
+
+def _broadcast_groups(
+    shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]
+) -> list[tuple[int, list[bool]]]:
+    """Return runs of dimensions that each operand has or lacks as a whole: their size, and who has them."""
     padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
-    groups: list[list[int]] = []
-    last: list[bool] = []
+    groups: list[tuple[int, list[bool]]] = []
     for d, size in enumerate(shape):
         if size == 1:
             continue
         having = [s[d] == size for s in padded]
-        if groups and having == last:
-            groups[-1].append(d)
+        if groups and groups[-1][1] == having:
+            groups[-1] = (groups[-1][0] * size, having)
         else:
-            groups.append([d])
-        last = having
-    return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
+            groups.append((size, having))
+    return groups
 
 
 def merge_transposed(view: View[N]) -> tuple[N, tuple[int, ...]]:

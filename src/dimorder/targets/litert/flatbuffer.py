@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -82,17 +83,19 @@ def serialize(
     names = dict.fromkeys([*inputs.values(), *outputs.values()])
     names |= dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
     index: dict[str | None, int] = {None: -1, **{name: i for i, name in enumerate(names)}}
-    size = sum(tensor.data.nbytes for name in names if (tensor := tensors[name]).data is not None)
+    contents = _contents(tensors[name] for name in names)
+    size = sum(data.nbytes for data in contents.values())
     if size > MAX_BYTES:
         found = f"{size:,} bytes of constants, where a .tflite has at most {MAX_BYTES:,}"
         raise UnsupportedError("the constants of the network", found, "make it smaller, or split it")
     model, graph = schema.ModelT(), schema.SubGraphT()
     model.version, model.description = 3, "dimorder"
-    model.buffers = [schema.BufferT()]  # that of the tensors without data
+    model.buffers = [schema.BufferT(), *(_buffer(schema, data) for data in contents.values())]
+    buffers = {content: place for place, content in enumerate(contents, start=1)}
     model.operatorCodes, model.metadata, codes = [], [], dict[str, int]()
     graph.name, graph.tensors, graph.operators = "main", [], []
     for name in names:
-        graph.tensors.append(_tensor(schema, name, tensors[name], model.buffers))
+        graph.tensors.append(_tensor(schema, name, tensors[name], buffers))
     for node in nodes:
         if node.kind not in codes:
             codes[node.kind] = len(codes)
@@ -111,14 +114,26 @@ def serialize(
     return bytes(builder.Output())
 
 
-def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: list[Any]) -> Any:
+def _contents(tensors: Iterable[TfLiteTensor]) -> dict[bytes, np.ndarray[Any, Any]]:
+    """Return the distinct bytes of constants by their hash: tensors of other shapes share a buffer."""
+    found = dict[bytes, np.ndarray[Any, Any]]()
+    for data in (tensor.data for tensor in tensors):
+        if data is not None:
+            content = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            found.setdefault(_hash(content), content)
+    return found
+
+
+def _hash(data: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data).digest()
+
+
+def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: Mapping[bytes, int]) -> Any:
     made = schema.TensorT()
     made.name, made.shape, made.hasRank = name, list(tensor.shape), True
     made.type = getattr(schema.TensorType, DTYPES[tensor.dtype])
-    made.buffer = 0
-    if tensor.data is not None:
-        made.buffer = len(buffers)
-        buffers.append(_buffer(schema, np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)))
+    # Buffer 0 is that of the tensors without data.
+    made.buffer = 0 if tensor.data is None else buffers[_hash(tensor.data)]
     return made
 
 

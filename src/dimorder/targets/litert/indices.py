@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, I64, add, cast, mul, select
-from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
 from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
 from dimorder.targets.table import Arguments, Row, View
 
@@ -23,13 +23,15 @@ aten = torch.ops.aten
 
 
 def take(w: LiteRtWriter, x: LiteRtValue, dim: int, indices: LiteRtValue | Tensor) -> LiteRtValue:
-    """Return the elements at 1-D `indices` of dimension `dim`, by a GATHER."""
+    """Return the elements at 1-D `indices` of dimension `dim`, by a GATHER, which takes any shape of them."""
     shape, rows = x.shape, x.shape[dim]
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + rows, indices).to(torch.int32))
     x, axis = in_ranks(w, x, dim)
-    at = w.reshape(indices, (indices.size,))
-    out = (*x.shape[:axis], indices.size, *x.shape[axis + 1 :])
+    at = w.as_written(indices)
+    if not at.shape or len(x.shape) - 1 + len(at.shape) > MAX_RANK:
+        at = w.reshape(indices, (indices.size,))
+    out = (*x.shape[:axis], *at.shape, *x.shape[axis + 1 :])
     y = w.op("GATHER", [x, at], out, axis=axis, batchDims=0)
     return w.reshape(y, (*shape[:dim], indices.size, *shape[dim + 1 :]))
 

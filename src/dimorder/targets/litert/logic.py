@@ -16,10 +16,13 @@ from dimorder.targets.litert.pointwise import (
     I32,
     I64,
     absolute,
+    add,
     both,
     cast,
     check_float,
     check_number,
+    kind2,
+    mul,
     select,
     truncate,
     value,
@@ -113,39 +116,55 @@ def _masked_fill(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 def _floor(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
     """Divide and round down. FLOOR_DIV ends the model at a divisor of 0, of which torch makes infinity."""
+    if x.dtype == I64:
+        one_less = cast(w, _differ_in_sign(w, x, y, _remainder(w, x, y)), I64)
+        return w.elementwise("SUB", _towards_zero(w, x, y), one_less)
     if x.dtype != F32:
-        return _divided("FLOOR_DIV")(w, x, y)
+        return w.elementwise("FLOOR_DIV", x, y)
     rest = _fmod(w, x, y)
     whole = w.elementwise("DIV", w.elementwise("SUB", x, rest), y)
     whole = w.elementwise("FLOOR", w.elementwise("ADD", whole, 0.5))  # to the nearest
-    signs = (w.elementwise("LESS", each, 0.0, dtype=BOOL) for each in (rest, y))
-    across = w.elementwise("NOT_EQUAL", *signs, dtype=BOOL)
-    across = w.elementwise("LOGICAL_AND", across, w.elementwise("NOT_EQUAL", rest, 0.0, dtype=BOOL))
-    floor = select(w, across, w.elementwise("SUB", whole, 1.0), whole)
+    floor = select(w, _differ_in_sign(w, rest, y, rest), w.elementwise("SUB", whole, 1.0), whole)
     return select(w, w.elementwise("EQUAL", y, 0.0, dtype=BOOL), w.elementwise("DIV", x, y), floor)
 
 
-def _divided(kind: str) -> Callable[[LiteRtWriter, LiteRtValue, LiteRtValue], LiteRtValue]:
-    """Return the quotient by an operator, which LiteRT has for 32 bits alone."""
-
-    def divide(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
-        if x.dtype != I64:
-            return w.elementwise(kind, x, y)
-        return cast(w, w.elementwise(kind, cast(w, x, I32), cast(w, y, I32)), I64)
-
-    return divide
-
-
 def _towards_zero(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
-    quotient = _divided("DIV")(w, x, y)
+    if x.dtype == I64:
+        return _exact_quotient(w, w.elementwise("SUB", x, _fmod(w, x, y)), y)
+    quotient = w.elementwise("DIV", x, y)
     return truncate(w, quotient) if x.dtype == F32 else quotient
+
+
+def _exact_quotient(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    """Return the quotient of int64 `x`, which is a multiple of `y`. DIV and FLOOR_DIV have no int64.
+
+    A quotient of floats leaves a rest of at most 2^-22 of it and one more, and is exact if it is 1: so four
+    of them, each of the rest before it, make 64 bits.
+    """
+    divisor, quotient, rest = cast(w, y, F32), None, x
+    for _ in range(4):
+        part = cast(w, w.elementwise("DIV", cast(w, rest, F32), divisor), I64)
+        quotient = part if quotient is None else add(w, quotient, part)
+        rest = w.elementwise("SUB", rest, mul(w, part, y))
+    assert quotient is not None
+    return quotient
 
 
 def _remainder(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
     return w.elementwise("FLOOR_MOD", x, y)
 
 
+def _differ_in_sign(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue, rest: LiteRtValue) -> LiteRtValue:
+    """Return where x and y have other signs and leave a rest, so that rounding down is not towards zero."""
+    signs = (w.elementwise("LESS", each, 0, dtype=BOOL) for each in (x, y))
+    has_rest = w.elementwise("NOT_EQUAL", rest, 0, dtype=BOOL)
+    return w.elementwise("LOGICAL_AND", w.elementwise("NOT_EQUAL", *signs, dtype=BOOL), has_rest)
+
+
 def _fmod(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    if x.dtype != F32:  # no magnitudes: the least integer has none
+        rest = _remainder(w, x, y)
+        return select(w, _differ_in_sign(w, x, y, rest), w.elementwise("SUB", rest, y), rest)
     rest = w.elementwise("FLOOR_MOD", absolute(w, x), absolute(w, y))
     is_below = w.elementwise("LESS", x, 0, dtype=BOOL)
     return select(w, is_below, w.elementwise("NEG", rest), rest)
@@ -155,7 +174,7 @@ def _quotient(function: Callable[..., LiteRtValue]) -> Row:
     return Row(lambda w, a: function(w, *both(w, a)), check_number)
 
 
-_BY_MODE = {None: _divided("DIV"), "floor": _floor, "trunc": _towards_zero}
+_BY_MODE = {None: kind2("DIV"), "floor": _floor, "trunc": _towards_zero}
 _mode_row = Row(lambda w, a: _BY_MODE[a.rounding_mode](w, *both(w, a)), check_number)
 
 _COMPARISONS = {

@@ -17,6 +17,7 @@ from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
 aten = torch.ops.aten
 
 MAX_CONCATENATED = 5  # operands of one concatenation in XNNPACK's delegate
+MAX_SLICED = 5  # dimensions of SLICE by LiteRT's own kernels
 MAX_PADDED = 5  # dimensions of PADV2, and of PAD by LiteRT's own kernels
 
 
@@ -33,7 +34,7 @@ def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int, s
         starts, steps = ([other] * len(ends) for other in (0, 1))
         starts[dim], steps[dim] = start, step
         return w.op("STRIDED_SLICE", [x, w.sizes(starts), w.sizes(ends), w.sizes(steps)], shape)
-    x, dim, inner = around(w, x, dim, len(x.shape) > MAX_RANK)
+    x, dim, inner = around(w, x, dim, len(x.shape) > MAX_SLICED)
     starts, sizes = [0] * len(x.shape), list(x.shape)
     starts[dim], sizes[dim] = start * inner, length * inner
     return w.reshape(w.op("SLICE", [x, w.sizes(starts), w.sizes(sizes)], sizes), shape)
@@ -64,10 +65,17 @@ def pad(
     added = [(max(low, 0), max(high, 0)) for low, high in zip(before, after, strict=True)]
     if not any(map(any, added)):
         return x
+    if fill != 0 and x.dtype == F32:  # XNNPACK concatenates, and has no PADV2
+        for d, ends in enumerate(added):
+            if any(ends):
+                edges = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in ends]
+                filled = [[w.constant(torch.full(to, float(fill)))] if to[d] else [] for to in edges]
+                x = concat(w, [*filled[0], x, *filled[1]], d)
+        return x
     shape = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
     if x.dtype == BOOL:  # LiteRT pads no truth values
         return cast(w, pad(w, cast(w, x, torch.int32), before, after, fill), BOOL)
-    runs = _padded_runs(added) if len(added) > 4 else [[d] for d in range(len(added))]
+    runs = _padded_runs(added) if len(added) > MAX_PADDED else [[d] for d in range(len(added))]
     x = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
     added = [added[run[0]] for run in runs]
     sizes = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]

@@ -224,7 +224,11 @@ def check_number(a: Arguments) -> str | None:
 
 
 def _check_sign(a: Arguments) -> str | None:
-    return None if a.dtype in (F32, I32) else f"a sign of {a.dtype}"
+    return None if a.dtype in (F32, I32, I64) else f"a sign of {a.dtype}"
+
+
+def _sign(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
+    return clamp(w, x, -1, 1) if x.dtype == I64 else w.elementwise("SIGN", x)
 
 
 def _check_type(a: Arguments) -> str | None:
@@ -368,7 +372,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.ceil.default: _unary(kind1("CEIL")),
         aten.trunc.default: _unary(truncate),
         aten.round.default: _unary(kind1("ROUND")),
-        **{name: _unary(kind1("SIGN"), _check_sign) for name in (aten.sign.default, aten.sgn.default)},
+        **{name: _unary(_sign, _check_sign) for name in (aten.sign.default, aten.sgn.default)},
         aten.softshrink.default: _with(
             lambda w, x, a: w.elementwise("SUB", x, clamp(w, x, -float(a.lambd), float(a.lambd)))
         ),

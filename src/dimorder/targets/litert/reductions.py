@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.graph_writer import merge_broadcast
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
@@ -17,15 +18,18 @@ from dimorder.targets.table import Arguments, Row, View, is_transposed
 
 aten = torch.ops.aten
 
+MAX_BATCHED = 5  # dimensions of BATCH_MATMUL by LiteRT's own kernels
+
 
 # -- contractions ------------------------------------------------------------------------------------------
 
 
 def linear(w: LiteRtWriter, x: LiteRtValue, weight: Tensor, bias: LiteRtValue | None) -> LiteRtValue:
     """Return x (…, I) times a constant weight (O, I), plus bias (O)."""
-    shape = (*x.shape[:-1], weight.shape[0])
+    shape, x = (*x.shape[:-1], weight.shape[0]), w.in_rows(x)
     operands = [x, w.constant(weight)] + ([] if bias is None else [bias])
-    return w.op("FULLY_CONNECTED", operands, shape, keepNumDims=True)
+    y = w.op("FULLY_CONNECTED", operands, (*x.shape[:-1], weight.shape[0]), keepNumDims=True)
+    return w.reshape(y, shape)
 
 
 def _linear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -43,22 +47,23 @@ def _linear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 def matmul(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue, is_transposed: bool = False) -> LiteRtValue:
     """Multiply matrices x (…, M, K) by y (…, K, N), or by y (…, N, K) if that is transposed.
 
-    If `y` lacks a batch, the batch of `x` becomes rows. Other batches are repeated.
+    If `y` lacks a batch, the batch of `x` becomes rows. Other batches broadcast, which BATCH_MATMUL does.
     """
-    rank = max(len(x.shape), len(y.shape))
-    x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
-    batch = [max(pair) for pair in zip(x.shape[:-2], y.shape[:-2], strict=True)]
     columns = y.shape[-2] if is_transposed else y.shape[-1]
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     shape = (*batch, x.shape[-2], columns)
     if math.prod(y.shape[:-2]) == 1:
         x = w.reshape(x, (1, x.size // x.shape[-1], x.shape[-1]))
-    else:
-        x, y = (w.expanded(v, (*batch, *v.shape[-2:])) for v in (x, y))
-    if len(x.shape) > 4 or len(x.shape) != len(y.shape):
-        x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
+        y = w.reshape(y, (1, *y.shape[-2:]))
+    elif len(shape) > MAX_BATCHED:
+        merged = merge_broadcast([x.shape[:-2], y.shape[:-2]], batch)
+        if len(merged[0]) > MAX_BATCHED - 2:
+            x, y = (w.expanded(v, (*batch, *v.shape[-2:])) for v in (x, y))
+            merged = [(math.prod(batch),)] * 2
+        x, y = (w.reshape(v, (*to, *v.shape[-2:])) for v, to in zip((x, y), merged, strict=True))
     if x.tensor == y.tensor:  # XNNPACK multiplies a TRANSPOSE's result wrongly with itself
         y = w.copied(y)
-    out = (*x.shape[:-1], columns)
+    out = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], columns)
     return w.reshape(w.op("BATCH_MATMUL", [x, y], out, adjX=False, adjY=is_transposed), shape)
 
 
@@ -91,6 +96,9 @@ def _check_matmul(a: Arguments) -> str | None:
 def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) -> LiteRtValue:
     """Reduce over `dims`, which become 1, in one operator."""
     kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    if set(dims) == {len(x.shape) - 1}:
+        x = w.in_rows(x)
+        dims = {len(x.shape) - 1}
     if len(x.shape) > MAX_RANK:
         x, dims = _merged(w, x, dims)
     dims = [d for d in sorted(dims) if x.shape[d] != 1]
@@ -182,7 +190,7 @@ def _check_arg(a: Arguments) -> str | None:
 
 
 def _softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x = w.dense(a.self)
+    x = w.in_rows(w.dense(a.self), 4)
     x = x if len(x.shape) <= 4 else w.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
     return w.reshape(w.op("SOFTMAX", [x], x.shape, beta=1.0), a.shape)
 

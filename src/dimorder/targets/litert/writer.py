@@ -18,15 +18,19 @@ import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
-from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
+from dimorder.targets.graph_writer import NamedValue, NamedWriter, broadcast_within, merge_broadcast
 from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
+from dimorder.targets.litert.in_place import copy_before_overwriting
+from dimorder.targets.litert.reshapes import merge_reshapes
 from dimorder.targets.table import View
 
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
 LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
-BROADCAST_RANK = 4  # LiteRT's own kernels compare, select and divide in up to 4 dimensions
-
-_ARITHMETIC = frozenset(("ADD", "SUB", "MUL"))  # broadcast in up to `MAX_RANK` dimensions by all kernels
+BROADCAST_RANK = 4  # LiteRT's own kernels compare and select in up to 4 dimensions
+# Other operators broadcast in more dimensions by all kernels, if they do so in floats.
+_BROADCAST_RANKS: Mapping[str, int] = MappingProxyType(
+    {**dict.fromkeys(("ADD", "SUB", "MUL"), MAX_RANK), **dict.fromkeys(("DIV", "MAXIMUM", "MINIMUM"), 5)}
+)
 # The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
 _CLAMPED = frozenset(
     ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
@@ -149,31 +153,58 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     ) -> LiteRtValue:
         """Write an operator on each element.
 
-        Operands broadcast as in torch, numbers take the last value's type. Values of one shape are read in
-        the shape in which the first one was written, so that no RESHAPE interrupts a chain of such operators.
+        Operands broadcast as in torch, numbers take the last value's type. The first computed value that has
+        all elements is read in the shape in which it was written, and the others in dimensions that fit it,
+        so that no RESHAPE interrupts a chain of such operators.
         """
         like = [operand for operand in operands if isinstance(operand, LiteRtValue)][-1].dtype
         values = [o if isinstance(o, LiteRtValue) else self.number(o, like) for o in operands]
         shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
-        to = self._written_shape(values, shape)
-        if to is not None:
-            taken = [self.reshape(value, to if value.size == math.prod(to) else ()) for value in values]
-        else:
-            most = MAX_RANK if kind in _ARITHMETIC and like == torch.float32 else BROADCAST_RANK
-            taken = self._broadcast(values, shape, most)
+        taken = self._broadcast(values, shape, _broadcast_rank(kind, like))
         out = np.broadcast_shapes(*(value.shape for value in taken))
         return self.reshape(self.op(kind, taken, out, dtype or like, **options), shape)
 
     def _broadcast(
         self, values: Sequence[LiteRtValue], shape: tuple[int, ...], most: int
     ) -> list[LiteRtValue]:
-        """Return operands that broadcast in at most `most` dimensions: with merged ones, or repeated."""
-        if len(shape) <= most:
-            return list(values)
-        merged = merge_broadcast([value.shape for value in values], shape)
+        """Return operands that broadcast in at most `most` dimensions: in others, or repeated."""
+        shapes = [value.shape for value in values]
+        for within in self._whole_shapes(values, shape):
+            found = broadcast_within(shapes, shape, within)
+            if found is not None and (len(within) <= most or all(to == within for to in found)):
+                return [self._read_in(value, to) for value, to in zip(values, found, strict=True)]
+        merged = merge_broadcast(shapes, shape)
         if len(merged[0]) <= most:
             return [self.reshape(value, to) for value, to in zip(values, merged, strict=True)]
         return [self.reshape(self.expanded(value, shape), (math.prod(shape),)) for value in values]
+
+    def _whole_shapes(self, values: Sequence[LiteRtValue], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the shapes in which computed values with all elements were written, and at last `shape`.
+
+        If nothing but single elements is computed, `shape` comes without the dimensions of 1 that it begins
+        with: constants may have any shape, and a reader can add them.
+        """
+        computed = [value for value in values if self._tensors[value.tensor].data is None]
+        written = [self._tensors[value.tensor].shape for value in computed if value.size == math.prod(shape)]
+        last = shape if any(value.size > 1 for value in computed) else _without_leading_ones(shape)
+        return list(dict.fromkeys([*written, last]))
+
+    def _read_in(self, value: LiteRtValue, shape: tuple[int, ...]) -> LiteRtValue:
+        """Return a value in a shape, which may lack dimensions of 1 at its beginning."""
+        tensor = self._tensors[value.tensor]
+        if tensor.data is not None and value.size == 1:
+            return self.reshape(value, ())
+        if len(tensor.shape) <= len(shape) and _without_leading_ones(shape) == _without_leading_ones(
+            tensor.shape
+        ):
+            return self.as_written(value)
+        return self.reshape(value, shape)
+
+    def in_rows(self, value: LiteRtValue, most: int = MAX_RANK) -> LiteRtValue:
+        """Return a value for an operator on rows: in the shape in which it was written, if that has them."""
+        shape = self._tensors[value.tensor].shape
+        are_rows = shape[-1:] == value.shape[-1:] and len(shape) <= most
+        return self.as_written(value) if are_rows else value
 
     def expanded(self, value: LiteRtValue, shape: Sequence[int]) -> LiteRtValue:
         """Repeat a value in the dimensions in which it has size 1, or none, and `shape` has not."""
@@ -183,7 +214,9 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         constant = self.data(value)
         if constant is not None:
             return self.constant(constant.expand(shape))
-        old, new = merge_broadcast([value.shape, shape], shape)
+        old, new = (1,) * (len(shape) - len(value.shape)) + value.shape, shape
+        if len(shape) > MAX_RANK:
+            old, new = merge_broadcast([value.shape, shape], shape)
         if len(new) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
             padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
@@ -202,7 +235,10 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     def finish(self, metadata: Mapping[str, bytes], in_half: bool = False) -> bytes:
         """Return the bytes of the file, with constants as float16 if `in_half`. Needs ai-edge-litert."""
-        nodes, tensors = _with_clamps(self._needed(), self._outputs.values()), self._tensors
+        nodes = _with_clamps(self._needed(), self._outputs.values())
+        inputs, outputs = self._inputs.values(), self._outputs.values()
+        tensors, nodes = merge_reshapes(self._tensors, nodes, outputs)
+        tensors, nodes = copy_before_overwriting(tensors, nodes, inputs, outputs)
         if in_half:
             tensors, nodes = _stored_in_half(tensors, nodes)
         return serialize(tensors, nodes, self._inputs, self._outputs, metadata)
@@ -235,6 +271,16 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     def _write_transpose(self, value: LiteRtValue, order: tuple[int, ...]) -> LiteRtValue:
         return self.op("TRANSPOSE", [value, self.sizes(order)], [value.shape[i] for i in order])
+
+
+def _broadcast_rank(kind: str, dtype: torch.dtype) -> int:
+    """Return in how many dimensions all of LiteRT's kernels broadcast an operator's operands."""
+    return _BROADCAST_RANKS.get(kind, BROADCAST_RANK) if dtype == torch.float32 else BROADCAST_RANK
+
+
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    first = next((d for d, size in enumerate(shape) if size != 1), len(shape))
+    return shape[first:]
 
 
 def _require_shape(shape: tuple[int, ...]) -> None:
