@@ -24,6 +24,8 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.int32: "INT32",
         torch.bool: "BOOL",
         torch.float16: "FLOAT16",
+        torch.int8: "INT8",
+        torch.uint8: "UINT8",
     }
 )
 # The options of the operators whose class in the schema is not the operator's name in camel case.
@@ -44,12 +46,22 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
+class TfLiteScales:
+    """What the integers of a tensor stand for: one scale, or a scale for each index of dimension `dim`."""
+
+    scales: tuple[float, ...]
+    zero_point: int = 0
+    dim: int = 0
+
+
+@dataclass(frozen=True)
 class TfLiteTensor:
-    """A tensor of a file, dense in its shape; `data` if it is constant."""
+    """A tensor of a file, dense in its shape; `data` if it is constant, `scales` if its integers have any."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     data: np.ndarray[Any, Any] | None = None
+    scales: TfLiteScales | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,11 @@ def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: list[Any]) ->
     if tensor.data is not None:
         made.buffer = len(buffers)
         buffers.append(_buffer(schema, np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)))
+    if tensor.scales is not None:
+        made.quantization = schema.QuantizationParametersT()
+        made.quantization.scale = list(tensor.scales.scales)
+        made.quantization.zeroPoint = [tensor.scales.zero_point] * len(tensor.scales.scales)
+        made.quantization.quantizedDimension = tensor.scales.dim
     return made
 
 
