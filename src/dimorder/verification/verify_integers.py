@@ -86,6 +86,10 @@ class QuantizedTrial(Trial):
                 )
         return max(errors, default=0.0)
 
+    def compare_once(self, run: Run, what: str, half_sums: bool = True) -> float:
+        """Return the relative error of a run that checks its integers itself, for information."""
+        return self.compare(run, what)
+
     @cached_property
     def _exact(self) -> list[torch.Tensor]:
         return Float64Run(self.program.module).tensors(*self.inputs)

@@ -77,20 +77,28 @@ class TfLiteNode:
     options: Mapping[str, Any]
 
 
-def serialize(
-    tensors: Mapping[str, TfLiteTensor],
-    nodes: Sequence[TfLiteNode],
-    inputs: Mapping[str, str],
-    outputs: Mapping[str, str],
-    metadata: Mapping[str, bytes],
-) -> bytes:
-    """Return the bytes of a file with one subgraph, without the tensors that no operator uses.
+@dataclass(frozen=True)
+class TfLiteGraph:
+    """Operators in sequence and their tensors by name.
 
     `inputs` and `outputs` map the names of the signature to tensors, in sequence.
+    """
+
+    tensors: Mapping[str, TfLiteTensor]
+    nodes: Sequence[TfLiteNode]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of a file with one subgraph, without the tensors that no operator uses.
+
+    Needs ai-edge-litert.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
+    tensors, nodes, inputs, outputs = made.tensors, made.nodes, made.inputs, made.outputs
     names = dict.fromkeys([*inputs.values(), *outputs.values()])
     names |= dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
     index: dict[str | None, int] = {None: -1, **{name: i for i, name in enumerate(names)}}

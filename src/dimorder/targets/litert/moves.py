@@ -181,8 +181,8 @@ def _check_flip(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.cat.default: Row(_cat),
-        aten.slice.Tensor: Row(_slice, _check_slice),
+        aten.cat.default: Row(_cat, integers=True),
+        aten.slice.Tensor: Row(_slice, _check_slice, integers=True),
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
         aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape)),
         aten.flip.default: Row(_flip, _check_flip),
@@ -190,8 +190,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.full_like.default: Row(
             lambda w, a: w.constant(torch.full(a.shape, a.fill_value, dtype=a.dtype))
         ),
-        aten.permute.default: Row(_permute, relabel=True),
-        aten.view.default: Row(_view, relabel=True),
-        aten.clone.default: Row(_clone, relabel=True),
+        aten.permute.default: Row(_permute, relabel=True, integers=True),
+        aten.view.default: Row(_view, relabel=True, integers=True),
+        aten.clone.default: Row(_clone, relabel=True, integers=True),
     }
 )

@@ -8,57 +8,70 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.quantized import Integers, IntegerType, Scaled
+from dimorder.physical.fuse_quantized import Annotation
 from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
-from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
+from dimorder.targets.integer_kernels import integers_of
+from dimorder.targets.litert import integers
+from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor
+from dimorder.targets.litert.integers import CONVERTS, MOVES, WEIGHTS
+from dimorder.targets.litert.passes import fuse_clamps, store_in_half
 from dimorder.targets.table import View
 
+F32 = torch.float32
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
-LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
 BROADCAST_RANK = 4  # LiteRT's own kernels compare, select and divide in up to 4 dimensions
 
 _ARITHMETIC = frozenset(("ADD", "SUB", "MUL"))  # broadcast in up to `MAX_RANK` dimensions by all kernels
-# The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
-_CLAMPED = frozenset(
-    ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
-)
-_CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3})
 
 
+@dataclass(frozen=True)
 class LiteRtValue(NamedValue[torch.dtype]):
-    """A tensor of a LiteRT graph, seen in some shape."""
+    """A tensor of a LiteRT graph, seen in some shape.
+
+    Integers that stand for floats have `of`, and float32 as their `dtype`. What reads them in floats gets
+    them dequantized.
+    """
+
+    of: IntegerType | None = None
 
 
 class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     """Builds one graph; `finish` returns its bytes. Operators that no output needs are left out.
 
-    `hint` is the name of the next operators' results.
+    `hint` is the name of the next operators' results, and `in_integers` how their one operator that computes
+    reads and writes integers.
     """
 
     MAX_RANK = MAX_RANK
 
     def __init__(self) -> None:
         super().__init__()
+        self.in_integers: Annotation | None = None
+        self.computes_floats: set[str] = set()  # the hints of the operators that do
         self._nodes: list[TfLiteNode] = []
         self._inputs: dict[str, str] = {}
         self._outputs: dict[str, str] = {}
-        self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
+        self._integers: dict[str, Integers] = {}  # by float constant: those that it is made of
+        self._floats: dict[str, LiteRtValue] = {}  # by tensor of integers: what they stand for
         self._wide: dict[str, LiteRtValue] = {}  # by float16 tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> LiteRtValue:
-        """Add the next input of the graph, dense in `shape`."""
-        value = self._tensor(name, shape, dtype)
+    def input(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, of: IntegerType | None = None
+    ) -> LiteRtValue:
+        """Add the next input of the graph, dense in `shape`; `of` is what its integers stand for."""
+        value = self._tensor(name, shape, dtype, of)
         self._inputs[name] = value.tensor
         return value
 
@@ -74,15 +87,25 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         self._outputs[name] = tensor
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
-        """Return a constant, stored once per distinct data and shape."""
-        tensor = torch.as_tensor(data).detach().cpu().contiguous()
-        _require_shape(tuple(tensor.shape))
-        array = tensor.numpy()
-        key = (tensor.dtype, tuple(tensor.shape), hashlib.sha256(array.data).digest())
+        """Return a constant, stored once per distinct data, shape, and integers that it is made of."""
+        made_of = integers_of(data)
+        tensor = torch.as_tensor(data).detach().as_subclass(torch.Tensor).cpu().contiguous()
+        stored = self._stored(TfLiteTensor(tuple(tensor.shape), tensor.dtype, tensor.numpy()), made_of)
+        if made_of is not None:
+            self._integers[stored.tensor] = made_of
+        return stored
+
+    def _stored(self, tensor: TfLiteTensor, made_of: Integers | None = None) -> LiteRtValue:
+        _require_shape(tensor.shape)
+        assert tensor.data is not None
+        parts = [tensor.data] if made_of is None else [tensor.data, made_of.values, made_of.scales]
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
+        key = (tensor.dtype, tensor.shape, tensor.scales, digest)
         if key not in self._constants:
             self._constants[key] = self._unique("constant")
-            self._tensors[self._constants[key]] = TfLiteTensor(key[1], tensor.dtype, array)
-        return LiteRtValue(self._constants[key], key[1], tensor.dtype)
+            self._tensors[self._constants[key]] = tensor
+        of = None if tensor.scales is None else integers.type_of_tensor(tensor)
+        return LiteRtValue(self._constants[key], tensor.shape, tensor.dtype if of is None else F32, of)
 
     def number(self, number: float, dtype: torch.dtype) -> LiteRtValue:
         """Return a constant without dimensions."""
@@ -139,8 +162,26 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         **options: Any,
     ) -> list[LiteRtValue]:
         """Write an operator with several results, of these shapes and types."""
+        if self.in_integers is not None and kind not in MOVES:
+            ((shape, _),) = results
+            return [self._integer_op(kind, inputs, shape, options)]
+        of = self._moved_type(kind, inputs)
+        if of is None and kind not in CONVERTS:
+            inputs = [None if value is None else self.floats(value) for value in inputs]
+            if kind not in MOVES:
+                self.computes_floats.add(self.hint)
+        return self._write(kind, inputs, results, of, options)
+
+    def _write(
+        self,
+        kind: str,
+        inputs: Sequence[LiteRtValue | None],
+        results: Sequence[tuple[Sequence[int], torch.dtype]],
+        of: IntegerType | None,
+        options: Mapping[str, Any],
+    ) -> list[LiteRtValue]:
         operands = tuple(None if value is None else self._named(value) for value in inputs)
-        made = [self._tensor(self._unique(self.hint), *result) for result in results]
+        made = [self._tensor(self._unique(self.hint), *result, of) for result in results]
         self._nodes.append(TfLiteNode(kind, operands, tuple(value.tensor for value in made), options))
         return made
 
@@ -188,6 +229,9 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
+        if value.of is not None and len(new) <= MAX_RANK:
+            ones = [1 if a == b else b for a, b in zip(old, new, strict=True)]
+            return self.reshape(self.times_ones(self.reshape(value, old), ones, new, value.of), shape)
         if value.dtype.is_floating_point and len(new) <= MAX_RANK:  # XNNPACK computes it, and no TILE
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
             return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
@@ -198,14 +242,132 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         """Return a tensor of its own with the elements of `value`."""
         return self._write_reshape(value, value.shape)
 
+    # -- integers ------------------------------------------------------------------------------------------
+
+    def floats(self, value: LiteRtValue) -> LiteRtValue:
+        """Return the numbers that integers stand for, dequantized once; or floats as they are."""
+        if value.of is None:
+            return value
+        if value.tensor not in self._floats:
+            written = self.as_written(value)
+            (real,) = self._write("DEQUANTIZE", [written], [(written.shape, F32)], None, {})
+            self._floats[value.tensor] = real
+        return self.reshape(self._floats[value.tensor], value.shape)
+
+    def quantize(self, value: LiteRtValue, of: IntegerType) -> LiteRtValue:
+        """Quantize floats, or integers once more.
+
+        XNNPACK's QUANTIZE of int8 is sometimes off by 1. A product with ones is exact.
+        """
+        own = value.of
+        if own is None or own.dtype != of.dtype:
+            same = of if own is None else own.as_type(of.dtype)
+            written = self.as_written(value)
+            (made,) = self._write("QUANTIZE", [written], [(written.shape, F32)], same, {})
+            return self.quantize(self.reshape(made, value.shape), of)
+        if own == of:
+            return value
+        if of.dtype != torch.int8 or integers.unfit_ones(own, of) is not None:
+            return self.quantize(self.floats(value), of)
+        return self.times_ones(value, (1,) * len(value.shape), value.shape, of)
+
+    def times_ones(
+        self, value: LiteRtValue, ones: Sequence[int], shape: Sequence[int], of: IntegerType, act: int = 0
+    ) -> LiteRtValue:
+        """Write a product of integers with ones, which repeats them, clamps them, or gives them a scale."""
+        operands = [value, self._stored(integers.ones(ones))]
+        (made,) = self._write("MUL", operands, [(shape, F32)], of, {"fusedActivationFunction": act})
+        return made
+
+    def clamp_integers(self, value: LiteRtValue, low: float, high: float) -> LiteRtValue:
+        """Write a call that clamps integers to bounds that an activation has."""
+        annotation, self.in_integers = self.in_integers, None
+        assert annotation is not None and annotation.type is not None
+        act = integers.activation(low, high, annotation.type)
+        assert act is not None, (low, high)
+        return self.times_ones(value, (1,) * len(value.shape), value.shape, annotation.type, act)
+
+    def _moved_type(self, kind: str, inputs: Sequence[LiteRtValue | None]) -> IntegerType | None:
+        """Return the type of what an operator moves, if its operands are integers of one type."""
+        moved = [value for value in inputs if value is not None and value.dtype == F32]
+        types = {value.of for value in moved}
+        return types.pop() if kind in MOVES and len(types) == 1 else None
+
+    def _integer_op(
+        self,
+        kind: str,
+        inputs: Sequence[LiteRtValue | None],
+        shape: Sequence[int],
+        options: Mapping[str, Any],
+    ) -> LiteRtValue:
+        """Write the operator of a call that computes in integers, with their types and its clamp."""
+        annotation, self.in_integers = self.in_integers, None
+        assert annotation is not None and annotation.type is not None
+        of, (low, high) = annotation.type, (annotation.low, annotation.high)
+        operands = self._integer_operands(kind, inputs, of)
+        act = integers.activation(low, high, of)
+        if kind in integers.CLAMPED:
+            options = {**options, "fusedActivationFunction": act or 0}
+        (made,) = self._write(kind, operands, [(shape, F32)], of, options)
+        if act and kind not in integers.CLAMPED:
+            return self.times_ones(made, (1,) * len(shape), shape, of, act)
+        return made if act is not None else self._clamped(made, low, high, of)
+
+    def _clamped(self, value: LiteRtValue, low: float, high: float, of: IntegerType) -> LiteRtValue:
+        """Clamp integers to bounds that no activation has."""
+        for kind, bound, cuts in zip(
+            ("MAXIMUM", "MINIMUM"), integers.bounds_of(low, high, of), (of.low, of.high), strict=True
+        ):
+            if bound != cuts:
+                number = self._stored(integers.constant(torch.tensor(bound), of))
+                (value,) = self._write(kind, [value, number], [(value.shape, F32)], of, {})
+        return value
+
+    def _integer_operands(
+        self, kind: str, inputs: Sequence[LiteRtValue | None], of: IntegerType
+    ) -> list[LiteRtValue | None]:
+        """Return operands as integers: constants are stored as such."""
+        found = list(inputs)
+        places = WEIGHTS.get(kind)
+        if places is not None:
+            data, weight = inputs[places.data], inputs[places.weight]
+            assert data is not None and data.of is not None and weight is not None
+            weights = integers.weight(self._made_of(weight), places.outputs)
+            found[places.weight] = self._stored(weights)
+            bias = inputs[places.bias] if len(inputs) > places.bias else None
+            if bias is not None:
+                assert weights.scales is not None
+                made_of = self._integers.get(bias.tensor)
+                numbers = self._known(bias)
+                found[places.bias] = self._stored(integers.bias(numbers, made_of, data.of, weights.scales))
+            return found
+        for place, value in enumerate(inputs):
+            if value is not None and value.dtype == F32 and value.of is None:
+                numbers = self._known(value)
+                made_of = self._made_of(value) if value.tensor in self._integers else None
+                fills = kind == "PADV2"  # by a number, which is quantized as the result is
+                stored = integers.quantized(numbers, of) if fills else integers.operand(numbers, made_of)
+                found[place] = self._stored(stored)
+        return found
+
+    def _known(self, value: LiteRtValue) -> torch.Tensor:
+        data = self.data(value)
+        assert data is not None, f"{value} is neither integers nor a constant"
+        return data
+
+    def _made_of(self, value: LiteRtValue) -> Integers:
+        """Return the integers of a constant in the value's shape."""
+        held = self._integers[value.tensor]
+        return Integers(held.values.reshape(value.shape), held.scales.reshape(value.shape), held.zero_point)
+
     # -- the file ------------------------------------------------------------------------------------------
 
-    def finish(self, metadata: Mapping[str, bytes], in_half: bool = False) -> bytes:
-        """Return the bytes of the file, with constants as float16 if `in_half`. Needs ai-edge-litert."""
-        nodes, tensors = _with_clamps(self._needed(), self._outputs.values()), self._tensors
+    def finish(self, in_half: bool = False) -> TfLiteGraph:
+        """Return the graph, with constants as float16 if `in_half`."""
+        nodes, tensors = fuse_clamps(self._needed(), self._outputs.values()), self._tensors
         if in_half:
-            tensors, nodes = _stored_in_half(tensors, nodes)
-        return serialize(tensors, nodes, self._inputs, self._outputs, metadata)
+            tensors, nodes = store_in_half(tensors, nodes)
+        return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
 
     def _needed(self) -> list[TfLiteNode]:
         wanted, kept = set(self._outputs.values()), []
@@ -217,18 +379,28 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     # -- helpers -------------------------------------------------------------------------------------------
 
-    def _tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> LiteRtValue:
+    def _tensor(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, of: IntegerType | None = None
+    ) -> LiteRtValue:
         shape = tuple(int(size) for size in shape)
         _require_shape(shape)
-        self._tensors[name] = TfLiteTensor(shape, dtype)
-        return LiteRtValue(name, shape, dtype)
+        stored = dtype if of is None else of.dtype
+        self._tensors[name] = TfLiteTensor(
+            shape, stored, None, None if of is None else integers.scales_of(of)
+        )
+        return LiteRtValue(name, shape, dtype if of is None else F32, of)
 
     def _unique(self, stem: str) -> str:
         """Return a name that no tensor has; the first one is the stem itself."""
         return stem if stem not in self._tensors else f"{stem}.{len(self._tensors)}"
 
     def _constant_like(self, data: np.ndarray[Any, Any], value: LiteRtValue) -> LiteRtValue:
-        return self.constant(data)
+        if value.of is not None:
+            return self._stored(replace(self._tensors[value.tensor], shape=data.shape, data=data))
+        if value.tensor not in self._integers:
+            return self.constant(data)
+        held = self._made_of(value)
+        return self.constant(Scaled.of(held.values, held.scales, held.zero_point))
 
     def _write_reshape(self, value: LiteRtValue, shape: tuple[int, ...]) -> LiteRtValue:
         return self.op("RESHAPE", [value, self.sizes(shape)], shape, newShape=list(shape))
@@ -241,40 +413,3 @@ def _require_shape(shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_RANK:
         found = f"{len(shape)} dimensions {shape}, where LiteRT's delegate has at most {MAX_RANK}"
         raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
-
-
-def _with_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[TfLiteNode]:
-    """Return nodes in which a clamp that alone reads an operator's result is part of that operator."""
-    readers = Counter(name for node in nodes for name in node.inputs if name)
-    readers.update(outputs)
-    clamps = {
-        node.inputs[0]: node for node in nodes if node.kind in _CLAMPS and readers[node.inputs[0] or ""] == 1
-    }
-    kept, left_out = [], set[str]()
-    for node in nodes:
-        clamp = clamps.get(node.outputs[0]) if node.kind in _CLAMPED else None
-        if clamp is not None:
-            options = {**node.options, "fusedActivationFunction": _CLAMPS[clamp.kind]}
-            node = replace(node, outputs=clamp.outputs, options=options)
-            left_out.update(clamp.outputs)
-            kept.append(node)
-        elif not (node.kind in _CLAMPS and left_out.issuperset(node.outputs)):
-            kept.append(node)
-    return kept
-
-
-def _stored_in_half(
-    tensors: Mapping[str, TfLiteTensor], nodes: Sequence[TfLiteNode]
-) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
-    """Store constants as float16 that lose nothing by it. XNNPACK's delegate widens them ahead of time."""
-    made, widening = dict(tensors), []
-    for name in dict.fromkeys(name for node in nodes for name in node.inputs if name):
-        tensor = tensors[name]
-        if tensor.data is None or tensor.dtype != torch.float32 or tensor.data.size < LEAST_HALVED:
-            continue
-        half = tensor.data.astype(np.float16)
-        if np.array_equal(half.astype(np.float32), tensor.data):
-            made[f"{name}.half"] = TfLiteTensor(tensor.shape, torch.float16, half)
-            made[name] = replace(tensor, data=None)
-            widening.append(TfLiteNode("DEQUANTIZE", (f"{name}.half",), (name,), {}))
-    return made, [*widening, *nodes]
