@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel, KernelRule
 from dimorder.targets.integer_kernels import (
+    CHOICE,
     MATRICES,
     MEAN,
     OTHERWISE,
@@ -51,15 +53,6 @@ def _beside(kind: str) -> str:
 
 def _convolution(a: Arguments) -> FoundKernel:
     return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"))
-
-
-def _transposed(a: Arguments) -> FoundKernel:
-    """Return the kernel of a transposed convolution that is one operator; groups are several."""
-    if a.groups != 1:
-        return "a transposed convolution in groups, which is several of LiteRT"
-    if any(a.output_padding) or any(d != 1 for d in a.dilation):
-        return "a transposed convolution with output padding or dilation"
-    return _convolution(a)
 
 
 def _linear(a: Arguments) -> FoundKernel:
@@ -111,16 +104,24 @@ def _of_type(scale: float, zero_point: int) -> IntegerKernel:
 def _reduction(kernel: IntegerKernel) -> Callable[[Arguments], FoundKernel]:
     """Return the rule of a reduction, which moves nothing where all that it reduces has size 1."""
 
-    def rule(a: Arguments) -> FoundKernel:
-        shape = shape_of(a.self)
-        dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
-        return kernel if any(shape[d] != 1 for d in dims) else MOVE
-
-    return rule
+    return lambda a: kernel if _count(a) > 1 else MOVE
 
 
-def _max_pool(a: Arguments) -> FoundKernel:
-    return _beside("a maximum over one pixel") if math.prod(a.kernel_size) == 1 else SELECTION
+def _count(a: Arguments) -> int:
+    """Return how many elements each result of a reduction is made of."""
+    shape = shape_of(a.self)
+    dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
+    return math.prod(shape[d] for d in dims)
+
+
+def _sum(a: Arguments) -> FoundKernel:
+    """Return the kernel of a sum, which is the mean of as many times its operand's numbers."""
+    count = _count(a)
+
+    def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+        return MEAN.unmet([replace(of, scale=of.scale * count) for of in operands], result)
+
+    return IntegerKernel(unmet) if count > 1 else MOVE
 
 
 def _avg_pool(a: Arguments) -> FoundKernel:
@@ -145,9 +146,9 @@ def _pad(a: Arguments) -> FoundKernel:
 KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
     {
         dimorder.conv2d_nhwc.default: _convolution,
-        dimorder.conv_transpose2d_nhwc.default: _transposed,
+        dimorder.conv_transpose2d_nhwc.default: _convolution,
         dimorder.conv3d_ndhwc.default: "LiteRT has no int8 CONV_3D",
-        dimorder.max_pool2d_nhwc.default: _max_pool,
+        dimorder.max_pool2d_nhwc.default: SELECTION,
         dimorder.avg_pool2d_nhwc.default: _avg_pool,
         dimorder.upsample_nearest2d_nhwc.default: lambda a: TIMES_ONES if is_nearest_multiple(a) else MOVE,
         dimorder.upsample_bilinear2d_nhwc.default: OTHERWISE,
@@ -161,9 +162,9 @@ KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
         aten.div.Tensor: OTHERWISE,
         aten.div.Scalar: OTHERWISE,
         aten.leaky_relu.default: OTHERWISE,
-        aten.sum.dim_IntList: "LiteRT's reference kernel of an int8 SUM is off",
+        aten.sum.dim_IntList: _sum,
         aten.mean.dim: _reduction(MEAN),
-        aten.amax.default: _reduction(SELECTION),
+        aten.amax.default: _reduction(CHOICE),
         aten.amin.default: _beside("REDUCE_MIN"),
         aten.sigmoid.default: _of_type(1 / 256, -128),
         aten.tanh.default: _of_type(1 / 128, 0),

@@ -7,7 +7,7 @@ int32 whose scale is that of the input times that of the weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized import Integers, IntegerType, in_float32
+from dimorder.graph.quantized import Integers, IntegerType, Scaled, in_float32
 from dimorder.targets.integer_kernels import TIMES_ONES, operand_integers, type_of
 from dimorder.targets.litert.flatbuffer import TfLiteScales, TfLiteTensor
 
-# The operators that move elements: their result has the type of their operands, and XNNPACK and LiteRT's own
-# kernels ask for that. A PAD adds what stands for 0.
+# The operators that move or choose elements: their result has the type of their operands, and XNNPACK and
+# LiteRT's own kernels ask for that. A PAD adds what stands for 0.
 MOVES = frozenset(
     (
         *("RESHAPE", "TRANSPOSE", "SLICE", "STRIDED_SLICE", "PAD", "CONCATENATION"),
-        *("GATHER", "REVERSE_V2", "TILE", "SPLIT", "DEPTH_TO_SPACE"),
+        *("GATHER", "REVERSE_V2", "TILE", "REDUCE_MAX"),
     )
 )
 CONVERTS = frozenset(("QUANTIZE", "DEQUANTIZE"))
@@ -109,16 +109,44 @@ def unfit_ones(own: IntegerType, of: IntegerType) -> str | None:
 # -- constants ---------------------------------------------------------------------------------------------
 
 
-def operand(numbers: Tensor, integers: Integers | None) -> TfLiteTensor:
-    """Return a constant as an operand of integers with one scale, which its condition has shown to exist."""
-    held = operand_integers(numbers, integers)
+@dataclass(frozen=True)
+class ConstantOperand:
+    """A constant of floats as an operator reads it, and the integers that it is made of."""
+
+    numbers: Tensor
+    integers: Integers | None
+
+
+def constant_operands(
+    kind: str, operands: Sequence[IntegerType | ConstantOperand | None], of: IntegerType
+) -> dict[int, TfLiteTensor]:
+    """Return the constants among an operator's operands as its kernel of integers reads them, by place.
+
+    Other operands are the types of integers, and None for sizes and the like. `of` is the result's type.
+    """
+    found, places = dict[int, TfLiteTensor](), WEIGHTS.get(kind)
+    for place, each in enumerate(operands):
+        if not isinstance(each, ConstantOperand):
+            continue
+        if places is not None and place == places.weight:
+            assert each.integers is not None
+            found[place] = weight(each.integers, places.outputs)
+        elif places is not None:
+            data, scales = operands[places.data], found[places.weight].scales
+            assert isinstance(data, IntegerType) and scales is not None and place == places.bias
+            found[place] = bias(each, data, scales)
+        elif kind == "PADV2":  # by a number, which is quantized as the result is
+            found[place] = quantized(each.numbers, of)
+        else:
+            found[place] = operand(each)
+    return found
+
+
+def operand(constant: ConstantOperand) -> TfLiteTensor:
+    """Return a constant as integers with one scale, which its condition has shown to exist."""
+    held = operand_integers(constant.numbers, constant.integers)
     assert held is not None
     return _tensor(held.values, scales_of(type_of(held)))
-
-
-def ones(shape: Sequence[int]) -> TfLiteTensor:
-    """Return ones, exact in integers, by which a product gives integers another scale."""
-    return operand(torch.ones(tuple(shape)), None)
 
 
 def constant(quanta: Tensor, of: IntegerType) -> TfLiteTensor:
@@ -139,15 +167,23 @@ def weight(integers: Integers, outputs: int) -> TfLiteTensor:
     return _tensor(integers.values, TfLiteScales(tuple(scales.tolist()), 0, outputs))
 
 
-def bias(numbers: Tensor, integers: Integers | None, data: IntegerType, scales: TfLiteScales) -> TfLiteTensor:
+def extended(kernel: Scaled, change: Callable[[Tensor], Tensor]) -> Scaled:
+    """Return a kernel (O, H, W, I) with further taps that `change` gives its integers; they are 0."""
+    scales = kernel.integers.along(0)
+    assert scales is not None
+    return Scaled.of(change(kernel.integers.values), scales.reshape(-1, 1, 1, 1))
+
+
+def bias(constant: ConstantOperand, data: IntegerType, scales: TfLiteScales) -> TfLiteTensor:
     """Return a bias in the scale of the data times that of each channel's weight."""
     products = torch.tensor(scales.scales, dtype=torch.float32) * in_float32(data.scale)
-    if integers is None:
-        assert not bool(numbers.any())
-        values = torch.zeros(numbers.shape, dtype=torch.int32)
+    if constant.integers is None:
+        assert not bool(constant.numbers.any())
+        values = torch.zeros(constant.numbers.shape, dtype=torch.int32)
     else:
-        values = integers.values
-        assert torch.allclose(integers.scales, products, rtol=1e-5, atol=0), "a bias of another scale"
+        values = constant.integers.values
+        same = torch.allclose(constant.integers.scales, products, rtol=1e-5, atol=0)
+        assert same, "a bias of another scale"
     return _tensor(values, TfLiteScales(tuple(products.tolist())))
 
 

@@ -18,6 +18,7 @@ from dimorder.graph.quantized import Scaled
 from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.integer_kernels import shape_of
+from dimorder.targets.litert.integers import extended
 from dimorder.targets.litert.moves import concat, pad, slice_
 from dimorder.targets.litert.pointwise import check_float, mul
 from dimorder.targets.litert.reductions import reduce
@@ -117,7 +118,9 @@ def _check_conv3d(a: Arguments) -> str | None:
 def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a transposed convolution without padding, of which padding then cuts the edge."""
     x, weight = w.dense(a.x), a.weight_ohwi
-    if any(d != 1 for d in a.dilation):
+    if w.in_integers is not None:
+        weight = _integer_taps(weight, a)
+    elif any(d != 1 for d in a.dilation):
         weight = dilate_kernel(weight, a.dilation)
     whole = [
         (size - 1) * step + kernel
@@ -140,6 +143,16 @@ def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return pad(w, y, before, after)
 
 
+def _integer_taps(weight: Scaled, a: Arguments) -> Scaled:
+    """Return a kernel with taps of 0 instead of a dilation, and for output padding beyond its last taps."""
+    down, across = (max(o - p, 0) for o, p in zip(a.output_padding, a.padding, strict=True))
+
+    def extend(taps: Tensor) -> Tensor:
+        return torch.nn.functional.pad(dilate_kernel(taps, a.dilation), (0, 0, 0, across, 0, down))
+
+    return extended(weight, extend)
+
+
 def _with_bias_beyond(w: LiteRtWriter, y: LiteRtValue, bias: Tensor, after: Sequence[int]) -> LiteRtValue:
     """Extend a result by the bias, which is all that output padding beyond the last tap has."""
     for d, more in enumerate(after):
@@ -153,11 +166,12 @@ def _in_groups(
     w: LiteRtWriter, x: LiteRtValue, weight: Tensor, a: Arguments, write: Callable[..., LiteRtValue]
 ) -> LiteRtValue:
     """Write one convolution per group of channels, and concatenate their results."""
+    annotation = w.in_integers
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
     parts = []
     for g in range(a.groups):
         rows, part = (0, g * outputs, outputs), slice_(w, x, axis, g * inputs, inputs)
-        bias = None if a.bias is None else a.bias.narrow(*rows)
+        bias, w.in_integers = None if a.bias is None else a.bias.narrow(*rows), annotation
         parts.append(write(part, weight.narrow(*rows), bias, outputs))
     return concat(w, parts, axis)
 
@@ -171,10 +185,18 @@ def _check_transposed(a: Arguments) -> str | None:
 
 
 def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    """Write a maximum over windows. Padding repeats the edge, which adds no number to any window."""
+    """Write a maximum over windows.
+
+    Padding repeats the edge, which adds no number to any window. Integers whose least one stands for 0 are
+    padded with 0.
+    """
     x = w.dense(a.x)
     padding = pool_padding(x.shape, a)
-    if not _is_same(x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+    if _is_same(x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+        pass
+    elif x.of is not None and x.of.zero_point == x.of.low:
+        x, padding = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0)), (0, 0, 0, 0)
+    else:
         for d, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True), start=1):
             edge = slice_(w, x, d, 0, 1), slice_(w, x, d, x.shape[d] - 1, 1)
             x = concat(w, [edge[0]] * before + [x] + [edge[1]] * after, d)

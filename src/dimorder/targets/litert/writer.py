@@ -22,7 +22,7 @@ from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadca
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor
-from dimorder.targets.litert.integers import CONVERTS, MOVES, WEIGHTS
+from dimorder.targets.litert.integers import CONVERTS, MOVES, ConstantOperand
 from dimorder.targets.litert.passes import fuse_clamps, store_in_half
 from dimorder.targets.table import View
 
@@ -230,8 +230,8 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
         if value.of is not None and len(new) <= MAX_RANK:
-            ones = [1 if a == b else b for a, b in zip(old, new, strict=True)]
-            return self.reshape(self.times_ones(self.reshape(value, old), ones, new, value.of), shape)
+            ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)])
+            return self.reshape(self._product(self.reshape(value, old), ones, new, value.of), shape)
         if value.dtype.is_floating_point and len(new) <= MAX_RANK:  # XNNPACK computes it, and no TILE
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
             return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
@@ -269,15 +269,20 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             return value
         if of.dtype != torch.int8 or integers.unfit_ones(own, of) is not None:
             return self.quantize(self.floats(value), of)
-        return self.times_ones(value, (1,) * len(value.shape), value.shape, of)
+        return self.rescaled(value, of)
 
-    def times_ones(
-        self, value: LiteRtValue, ones: Sequence[int], shape: Sequence[int], of: IntegerType, act: int = 0
+    def rescaled(self, value: LiteRtValue, of: IntegerType, act: int = 0, factor: float = 1) -> LiteRtValue:
+        """Write integers as those of another type, times a factor, and with an activation."""
+        numbers = torch.full((1,) * len(value.shape), float(factor))
+        return self._product(value, numbers, value.shape, of, act)
+
+    def _product(
+        self, value: LiteRtValue, numbers: torch.Tensor, shape: Sequence[int], of: IntegerType, act: int = 0
     ) -> LiteRtValue:
-        """Write a product of integers with ones, which repeats them, clamps them, or gives them a scale."""
-        operands = [value, self._stored(integers.ones(ones))]
-        (made,) = self._write("MUL", operands, [(shape, F32)], of, {"fusedActivationFunction": act})
-        return made
+        """Write a product of integers with a constant whose numbers are all the same."""
+        constant = self._stored(integers.operand(ConstantOperand(numbers, None)))
+        options = {"fusedActivationFunction": act}
+        return self._write("MUL", [value, constant], [(shape, F32)], of, options)[0]
 
     def clamp_integers(self, value: LiteRtValue, low: float, high: float) -> LiteRtValue:
         """Write a call that clamps integers to bounds that an activation has."""
@@ -285,7 +290,7 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         assert annotation is not None and annotation.type is not None
         act = integers.activation(low, high, annotation.type)
         assert act is not None, (low, high)
-        return self.times_ones(value, (1,) * len(value.shape), value.shape, annotation.type, act)
+        return self.rescaled(value, annotation.type, act)
 
     def _moved_type(self, kind: str, inputs: Sequence[LiteRtValue | None]) -> IntegerType | None:
         """Return the type of what an operator moves, if its operands are integers of one type."""
@@ -310,7 +315,7 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             options = {**options, "fusedActivationFunction": act or 0}
         (made,) = self._write(kind, operands, [(shape, F32)], of, options)
         if act and kind not in integers.CLAMPED:
-            return self.times_ones(made, (1,) * len(shape), shape, of, act)
+            return self.rescaled(made, of, act)
         return made if act is not None else self._clamped(made, low, high, of)
 
     def _clamped(self, value: LiteRtValue, low: float, high: float, of: IntegerType) -> LiteRtValue:
@@ -327,33 +332,19 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         self, kind: str, inputs: Sequence[LiteRtValue | None], of: IntegerType
     ) -> list[LiteRtValue | None]:
         """Return operands as integers: constants are stored as such."""
-        found = list(inputs)
-        places = WEIGHTS.get(kind)
-        if places is not None:
-            data, weight = inputs[places.data], inputs[places.weight]
-            assert data is not None and data.of is not None and weight is not None
-            weights = integers.weight(self._made_of(weight), places.outputs)
-            found[places.weight] = self._stored(weights)
-            bias = inputs[places.bias] if len(inputs) > places.bias else None
-            if bias is not None:
-                assert weights.scales is not None
-                made_of = self._integers.get(bias.tensor)
-                numbers = self._known(bias)
-                found[places.bias] = self._stored(integers.bias(numbers, made_of, data.of, weights.scales))
-            return found
-        for place, value in enumerate(inputs):
-            if value is not None and value.dtype == F32 and value.of is None:
-                numbers = self._known(value)
-                made_of = self._made_of(value) if value.tensor in self._integers else None
-                fills = kind == "PADV2"  # by a number, which is quantized as the result is
-                stored = integers.quantized(numbers, of) if fills else integers.operand(numbers, made_of)
-                found[place] = self._stored(stored)
-        return found
+        operands = [None if value is None else self._operand(value) for value in inputs]
+        stored = integers.constant_operands(kind, operands, of)
+        return [
+            self._stored(stored[place]) if place in stored else value for place, value in enumerate(inputs)
+        ]
 
-    def _known(self, value: LiteRtValue) -> torch.Tensor:
-        data = self.data(value)
-        assert data is not None, f"{value} is neither integers nor a constant"
-        return data
+    def _operand(self, value: LiteRtValue) -> IntegerType | ConstantOperand | None:
+        """Return what integers stand for, or a constant of floats; None for sizes and the like."""
+        if value.of is not None or value.dtype != F32:
+            return value.of
+        numbers = self.data(value)
+        assert numbers is not None, f"{value} is neither integers nor a constant"
+        return ConstantOperand(numbers, self._made_of(value) if value.tensor in self._integers else None)
 
     def _made_of(self, value: LiteRtValue) -> Integers:
         """Return the integers of a constant in the value's shape."""
