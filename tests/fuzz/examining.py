@@ -43,7 +43,7 @@ def refusing(target: str, names: Sequence[str] = ()) -> Target:
     """The target of that name, without the physical operators that these ATen operators are made of."""
     from dimorder.targets import find
 
-    if target in ("int8", "constants"):
+    if target in ("int8", "int8-litert", "constants"):
         return find(STANDS_FOR[target])
     if target in ("physical", "torch"):
         found = find("torch")

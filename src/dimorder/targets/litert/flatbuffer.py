@@ -14,6 +14,7 @@ from dimorder.errors import UnsupportedError
 
 SIGNATURE = "serving_default"
 ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
+MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
 MAX_BYTES = (1 << 31) - (1 << 20)  # a flatbuffer has offsets of 31 bits; the rest is for its tables
 
 # torch's types, by the names that the schema's TensorType has for them
@@ -62,6 +63,13 @@ class TfLiteTensor:
     dtype: torch.dtype
     data: np.ndarray[Any, Any] | None = None
     scales: TfLiteScales | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MAX_RANK:
+            found = (
+                f"{len(self.shape)} dimensions {self.shape}, where LiteRT's delegate has at most {MAX_RANK}"
+            )
+            raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
 
 
 @dataclass(frozen=True)

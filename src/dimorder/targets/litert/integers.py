@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.quantized import Integers, IntegerType, Scaled, in_float32
-from dimorder.targets.integer_kernels import TIMES_ONES, operand_integers, type_of
+from dimorder.targets.integer_kernels import TIMES_ONES, integers_of, operand_integers, type_of
 from dimorder.targets.litert.flatbuffer import TfLiteScales, TfLiteTensor
 
 # The operators that move or choose elements: their result has the type of their operands, and XNNPACK and
@@ -109,16 +109,8 @@ def unfit_ones(own: IntegerType, of: IntegerType) -> str | None:
 # -- constants ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ConstantOperand:
-    """A constant of floats as an operator reads it, and the integers that it is made of."""
-
-    numbers: Tensor
-    integers: Integers | None
-
-
 def constant_operands(
-    kind: str, operands: Sequence[IntegerType | ConstantOperand | None], of: IntegerType
+    kind: str, operands: Sequence[IntegerType | Tensor | None], of: IntegerType
 ) -> dict[int, TfLiteTensor]:
     """Return the constants among an operator's operands as its kernel of integers reads them, by place.
 
@@ -126,25 +118,25 @@ def constant_operands(
     """
     found, places = dict[int, TfLiteTensor](), WEIGHTS.get(kind)
     for place, each in enumerate(operands):
-        if not isinstance(each, ConstantOperand):
+        if not isinstance(each, Tensor):
             continue
         if places is not None and place == places.weight:
-            assert each.integers is not None
+            assert isinstance(each, Scaled)
             found[place] = weight(each.integers, places.outputs)
         elif places is not None:
             data, scales = operands[places.data], found[places.weight].scales
             assert isinstance(data, IntegerType) and scales is not None and place == places.bias
             found[place] = bias(each, data, scales)
         elif kind == "PADV2":  # by a number, which is quantized as the result is
-            found[place] = quantized(each.numbers, of)
+            found[place] = quantized(each, of)
         else:
             found[place] = operand(each)
     return found
 
 
-def operand(constant: ConstantOperand) -> TfLiteTensor:
+def operand(numbers: Tensor) -> TfLiteTensor:
     """Return a constant as integers with one scale, which its condition has shown to exist."""
-    held = operand_integers(constant.numbers, constant.integers)
+    held = operand_integers(numbers, integers_of(numbers))
     assert held is not None
     return _tensor(held.values, scales_of(type_of(held)))
 
@@ -174,16 +166,16 @@ def extended(kernel: Scaled, change: Callable[[Tensor], Tensor]) -> Scaled:
     return Scaled.of(change(kernel.integers.values), scales.reshape(-1, 1, 1, 1))
 
 
-def bias(constant: ConstantOperand, data: IntegerType, scales: TfLiteScales) -> TfLiteTensor:
+def bias(numbers: Tensor, data: IntegerType, scales: TfLiteScales) -> TfLiteTensor:
     """Return a bias in the scale of the data times that of each channel's weight."""
     products = torch.tensor(scales.scales, dtype=torch.float32) * in_float32(data.scale)
-    if constant.integers is None:
-        assert not bool(constant.numbers.any())
-        values = torch.zeros(constant.numbers.shape, dtype=torch.int32)
+    integers = integers_of(numbers)
+    if integers is None:
+        assert not bool(numbers.any())
+        values = torch.zeros(numbers.shape, dtype=torch.int32)
     else:
-        values = constant.integers.values
-        same = torch.allclose(constant.integers.scales, products, rtol=1e-5, atol=0)
-        assert same, "a bias of another scale"
+        values = integers.values
+        assert torch.allclose(integers.scales, products, rtol=1e-5, atol=0), "a bias of another scale"
     return _tensor(values, TfLiteScales(tuple(products.tolist())))
 
 

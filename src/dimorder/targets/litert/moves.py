@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dimorder.targets.graph_writer import join_in_steps
+from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
-from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
 
 aten = torch.ops.aten

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
-from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View, is_transposed
 
 aten = torch.ops.aten

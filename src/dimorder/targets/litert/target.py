@@ -23,6 +23,7 @@ from dimorder.targets.litert import INFO
 from dimorder.targets.litert.emit import fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
+from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.ops import OPERATORS, unfit_input
 from dimorder.targets.litert.recipes import RECIPES
 from dimorder.targets.litert.runtime import (
@@ -36,7 +37,6 @@ from dimorder.targets.litert.runtime import (
     set_threads,
 )
 from dimorder.targets.litert.spatial import PART_TAPS
-from dimorder.targets.litert.writer import MAX_RANK
 from dimorder.targets.table import Table
 from dimorder.verification.verify import Run
 

@@ -15,19 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import Integers, IntegerType, Scaled
 from dimorder.physical.fuse_quantized import Annotation
 from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
-from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor
-from dimorder.targets.litert.integers import CONVERTS, MOVES, ConstantOperand
+from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
+from dimorder.targets.litert.integers import CONVERTS, MOVES
 from dimorder.targets.litert.passes import fuse_clamps, store_in_half
 from dimorder.targets.table import View
 
 F32 = torch.float32
-MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
 BROADCAST_RANK = 4  # LiteRT's own kernels compare, select and divide in up to 4 dimensions
 
 _ARITHMETIC = frozenset(("ADD", "SUB", "MUL"))  # broadcast in up to `MAX_RANK` dimensions by all kernels
@@ -96,7 +94,6 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         return stored
 
     def _stored(self, tensor: TfLiteTensor, made_of: Integers | None = None) -> LiteRtValue:
-        _require_shape(tensor.shape)
         assert tensor.data is not None
         parts = [tensor.data] if made_of is None else [tensor.data, made_of.values, made_of.scales]
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
@@ -280,7 +277,7 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         self, value: LiteRtValue, numbers: torch.Tensor, shape: Sequence[int], of: IntegerType, act: int = 0
     ) -> LiteRtValue:
         """Write a product of integers with a constant whose numbers are all the same."""
-        constant = self._stored(integers.operand(ConstantOperand(numbers, None)))
+        constant = self._stored(integers.operand(numbers))
         options = {"fusedActivationFunction": act}
         return self._write("MUL", [value, constant], [(shape, F32)], of, options)[0]
 
@@ -338,18 +335,21 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             self._stored(stored[place]) if place in stored else value for place, value in enumerate(inputs)
         ]
 
-    def _operand(self, value: LiteRtValue) -> IntegerType | ConstantOperand | None:
+    def _operand(self, value: LiteRtValue) -> IntegerType | torch.Tensor | None:
         """Return what integers stand for, or a constant of floats; None for sizes and the like."""
         if value.of is not None or value.dtype != F32:
             return value.of
         numbers = self.data(value)
         assert numbers is not None, f"{value} is neither integers nor a constant"
-        return ConstantOperand(numbers, self._made_of(value) if value.tensor in self._integers else None)
+        return numbers
 
-    def _made_of(self, value: LiteRtValue) -> Integers:
-        """Return the integers of a constant in the value's shape."""
-        held = self._integers[value.tensor]
-        return Integers(held.values.reshape(value.shape), held.scales.reshape(value.shape), held.zero_point)
+    def data(self, value: LiteRtValue) -> torch.Tensor | None:
+        """Return the data of `value` if it is a constant, with the integers that it is made of."""
+        made = self._integers.get(value.tensor)
+        if made is None:
+            return super().data(value)
+        values, scales = (each.reshape(value.shape) for each in (made.values, made.scales))
+        return Scaled.of(values, scales, made.zero_point)
 
     # -- the file ------------------------------------------------------------------------------------------
 
@@ -374,7 +374,6 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         self, name: str, shape: Sequence[int], dtype: torch.dtype, of: IntegerType | None = None
     ) -> LiteRtValue:
         shape = tuple(int(size) for size in shape)
-        _require_shape(shape)
         stored = dtype if of is None else of.dtype
         self._tensors[name] = TfLiteTensor(
             shape, stored, None, None if of is None else integers.scales_of(of)
@@ -388,19 +387,12 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     def _constant_like(self, data: np.ndarray[Any, Any], value: LiteRtValue) -> LiteRtValue:
         if value.of is not None:
             return self._stored(replace(self._tensors[value.tensor], shape=data.shape, data=data))
-        if value.tensor not in self._integers:
-            return self.constant(data)
-        held = self._made_of(value)
-        return self.constant(Scaled.of(held.values, held.scales, held.zero_point))
+        numbers = self.data(value)
+        assert numbers is not None
+        return self.constant(numbers)
 
     def _write_reshape(self, value: LiteRtValue, shape: tuple[int, ...]) -> LiteRtValue:
         return self.op("RESHAPE", [value, self.sizes(shape)], shape, newShape=list(shape))
 
     def _write_transpose(self, value: LiteRtValue, order: tuple[int, ...]) -> LiteRtValue:
         return self.op("TRANSPOSE", [value, self.sizes(order)], [value.shape[i] for i in order])
-
-
-def _require_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) > MAX_RANK:
-        found = f"{len(shape)} dimensions {shape}, where LiteRT's delegate has at most {MAX_RANK}"
-        raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
