@@ -23,8 +23,9 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
+from dimorder.graph.quantized import DEQUANTIZE
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
-from tests.targets.quantised import Net, by_arm, by_xnnpack, quantised
+from tests.targets.quantised import INT8, Net, by_arm, by_xnnpack, quantised
 
 # What XNNPACK's delegate lacks, or has for another type of the result.
 ISLANDS = frozenset(
@@ -98,6 +99,22 @@ def test_a_clamp_is_the_activation_of_a_product_with_ones(clamp: Any) -> None:
     lowered = lowered_for_litert(Between(clamp, (0.0311, -7)), X)
     assert lowered.plan.float_islands == ()
     assert kinds(lowered) == {"QUANTIZE": 1, "MUL": 1, "DEQUANTIZE": 1}
+
+
+PADDED: dict[str, tuple[Any, str]] = {
+    "zeros": (lambda x: F.pad(x, (2, 0, 0, 3)), "PAD"),
+    "a quantised value": (lambda x: F.pad(x, (2, 0, 0, 3), value=0.0247 * 3), "PADV2"),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_pad_is_of_integers(name: str) -> None:
+    """The network quantises after the pad, as PT2E does."""
+    pad, kind = PADDED[name]
+    made = Weighted(*PRODUCTS["convolution"])
+    made.before = pad
+    lowered = lowered_for_litert(made, X, input_orders="NHWC")
+    assert (lowered.plan.float_islands, kinds(lowered)[kind]) == ((), 1)
 
 
 class Clamped(nn.Module):
@@ -194,3 +211,22 @@ def test_what_no_int8_kernel_computes_is_a_float_island_with_its_reason(name: st
     lowered = lowered_for_litert(module, *inputs)
     assert [found for _, found in lowered.plan.float_islands] == [reason]
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+
+
+class Offset(nn.Module):
+    """A sum with a constant of many numbers that is quantised, as the positions of a transformer are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.integers = torch.randint(-128, 128, (1, 6, 5, 7), generator=generator).to(torch.int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        offset = DEQUANTIZE(self.integers, 0.0313, -17, *INT8)
+        return quantised(quantised(x, 0.0247, 5) + offset, 0.0431, 3)
+
+
+def test_a_constant_of_integers_is_an_operand() -> None:
+    lowered = lowered_for_litert(Offset(), X)
+    assert lowered.plan.float_islands == ()
+    assert kinds(lowered) == {"QUANTIZE": 1, "ADD": 1, "DEQUANTIZE": 1}

@@ -96,7 +96,9 @@ class LiteRtModel:
             moved: Tensor = _MOVED[node.kind](node, *operands)
             return moved.reshape(tensor.shape)
         assert of is not None
-        kernel = _Kernel(node, operands, [self._type(name) for name in names], of, self._weight_scales(node))
+        kernel = _TfLiteKernel(
+            node, operands, [self._type(name) for name in names], of, self._weight_scales(node)
+        )
         low, high = bounds_of(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)], of)
         return ROUNDINGS[node.kind](kernel).clamp(low, high).to(of.dtype).reshape(tensor.shape)
 
@@ -113,7 +115,7 @@ class LiteRtModel:
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _TfLiteKernel:
     """An operator of integers with its operands, their types, and the scales of its weight."""
 
     node: TfLiteNode
@@ -134,7 +136,7 @@ class _Kernel:
         return [self.node.options[name] for name in names]
 
 
-_Total: TypeAlias = "Callable[[_Kernel, Tensor, Tensor, Tensor | None], Tensor]"
+_Total: TypeAlias = "Callable[[_TfLiteKernel, Tensor, Tensor, Tensor | None], Tensor]"
 
 
 def _quantized(x: Tensor, own: IntegerType | None, of: IntegerType) -> Tensor:
@@ -147,11 +149,11 @@ def _quantized(x: Tensor, own: IntegerType | None, of: IntegerType) -> Tensor:
 
 
 def _weighted(
-    total: Callable[[_Kernel, Tensor, Tensor, Tensor | None], Tensor],
-) -> Callable[[_Kernel], Tensor]:
+    total: Callable[[_TfLiteKernel, Tensor, Tensor, Tensor | None], Tensor],
+) -> Callable[[_TfLiteKernel], Tensor]:
     """Return the rounding of sums of products with a weight: in int32, times a float32 scale per channel."""
 
-    def rounding(k: _Kernel) -> Tensor:
+    def rounding(k: _TfLiteKernel) -> Tensor:
         places = WEIGHTS[k.node.kind]
         bias = k.operands[places.bias].double() if len(k.operands) > places.bias else None
         assert k.scales is not None
@@ -161,7 +163,7 @@ def _weighted(
     return rounding
 
 
-def _same_pads(k: _Kernel, x: Tensor, taps: Sequence[int], out: Sequence[int]) -> list[int]:
+def _same_pads(k: _TfLiteKernel, x: Tensor, taps: Sequence[int], out: Sequence[int]) -> list[int]:
     """Return the padding before and after rows and columns: of SAME, or none."""
     if k.node.options["padding"]:
         return [0, 0, 0, 0]
@@ -172,11 +174,11 @@ def _same_pads(k: _Kernel, x: Tensor, taps: Sequence[int], out: Sequence[int]) -
     return pads
 
 
-def _dilation(k: _Kernel) -> list[int]:
+def _dilation(k: _TfLiteKernel) -> list[int]:
     return [k.node.options.get(name, 1) for name in ("dilationHFactor", "dilationWFactor")]
 
 
-def _conv(k: _Kernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _conv(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     strides, taps = k.option("strideH", "strideW"), weight.shape[1:3]
     out = [-(-size // step) for size, step in zip(x.shape[1:3], strides, strict=True)]
     pads = _same_pads(k, x, taps, out)
@@ -184,60 +186,60 @@ def _conv(k: _Kernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return arithmetic.conv(x, weight, bias, strides, pads, _dilation(k), groups)
 
 
-def _depthwise(k: _Kernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _depthwise(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _conv(k, x, weight.permute(3, 1, 2, 0), bias)
 
 
-def _conv_transpose(k: _Kernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _conv_transpose(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     window = k.option("strideH", "strideW"), (0, 0), (0, 0), (1, 1)
     y: Tensor = OPS.conv_transpose2d_nhwc.default(x, weight, bias, *window, 1)
     return y
 
 
-def _linear(k: _Kernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def _product(multiply: Callable[..., Tensor]) -> Callable[[_Kernel], Tensor]:
+def _product(multiply: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
     """Return the rounding of a product of two values of integers."""
 
-    def rounding(k: _Kernel) -> Tensor:
+    def rounding(k: _TfLiteKernel) -> Tensor:
         sums = multiply(k, k.centred(0), k.centred(1))
         return roundings.scaled_sum(sums, k.type(0), k.type(1).scale, k.result)
 
     return rounding
 
 
-def _matmul(k: _Kernel, x: Tensor, y: Tensor) -> Tensor:
+def _matmul(k: _TfLiteKernel, x: Tensor, y: Tensor) -> Tensor:
     return x @ (y.transpose(-1, -2) if k.node.options["adjY"] else y)
 
 
-def _sum(add: Callable[..., Tensor]) -> Callable[[_Kernel], Tensor]:
+def _sum(add: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
     return lambda k: roundings.fixed_point_sum(add, k.operands, [k.type(0), k.type(1)], k.result)
 
 
-def _mean(k: _Kernel) -> Tensor:
+def _mean(k: _TfLiteKernel) -> Tensor:
     return roundings.scaled_mean(k.operands[0], k.type(0), k.operands[1].tolist(), k.result)
 
 
-def _function(function: Callable[[Tensor], Tensor]) -> Callable[[_Kernel], Tensor]:
+def _function(function: Callable[[Tensor], Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
     """Return the rounding of a function of one value, which is a table."""
     return lambda k: roundings.table(function(roundings.real(k.operands[0], k.type(0))), k.result)
 
 
-def _max_pool(k: _Kernel) -> Tensor:
+def _max_pool(k: _TfLiteKernel) -> Tensor:
     taps, x = k.option("filterHeight", "filterWidth"), k.operands[0].double()
     strides = k.option("strideH", "strideW")
     out = [-(-size // step) for size, step in zip(x.shape[1:3], strides, strict=True)]
     return arithmetic.max_pool(x, taps, strides, _same_pads(k, x, taps, out))
 
 
-def _chosen(choose: Callable[..., Tensor]) -> Callable[[_Kernel], Tensor]:
+def _chosen(choose: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
     """Return the rounding of an operator whose results are some of its operands."""
     return lambda k: choose(*(x.double() if of else x for x, of in zip(k.operands, k.types, strict=True)))
 
 
-ROUNDINGS: Mapping[str, Callable[[_Kernel], Tensor]] = MappingProxyType(
+ROUNDINGS: Mapping[str, Callable[[_TfLiteKernel], Tensor]] = MappingProxyType(
     {
         "CONV_2D": _weighted(_conv),
         "DEPTHWISE_CONV_2D": _weighted(_depthwise),

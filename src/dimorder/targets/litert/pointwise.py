@@ -214,7 +214,7 @@ def value(w: LiteRtWriter, operand: View[LiteRtValue] | Tensor | float, dtype: t
     if isinstance(operand, View):
         return cast(w, w.dense(operand), dtype)
     if isinstance(operand, Tensor):
-        return w.constant(operand.to(dtype))
+        return w.constant(operand if operand.dtype == dtype else operand.to(dtype))
     return w.number(operand, dtype)
 
 

@@ -165,7 +165,7 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         of = self._moved_type(kind, inputs)
         if of is None and kind not in CONVERTS:
             inputs = [None if value is None else self.floats(value) for value in inputs]
-            if kind not in MOVES:
+            if kind not in MOVES and any(dtype == F32 for _, dtype in results):
                 self.computes_floats.add(self.hint)
         return self._write(kind, inputs, results, of, options)
 
