@@ -86,13 +86,12 @@ class OperatorsRun:
     kernels: str
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        outputs = self._program.run(as_in_file(inputs, self.contract))
-        graph, tensors = self.written.graph, self._program.tensors()
-        model = LiteRtModel(graph)
-        for node in graph.nodes:
+        outputs, model = self._program.run(as_in_file(inputs, self.contract)), LiteRtModel(self.written.graph)
+        held = model.graph.tensors
+        nodes = [n for n in model.graph.nodes if held[n.outputs[0]].scales is not None and model.computes(n)]
+        tensors = self._program.tensors({name for n in nodes for name in (*n.inputs, *n.outputs) if name})
+        for node in nodes:
             result = tensors[node.outputs[0]]
-            if graph.tensors[node.outputs[0]].scales is None or not model.computes(node):
-                continue
             wanted = model.result(node, [tensors[name] for name in node.inputs if name])
             off = int((result.to(torch.int32) - wanted.to(torch.int32)).abs().max())
             if off > QUANTA:

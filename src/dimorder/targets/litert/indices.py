@@ -102,7 +102,7 @@ def _check_index_put(a: Arguments) -> str | None:
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.embedding.default: Row(_embedding),
-        aten.index_select.default: Row(_index_select),
+        aten.index_select.default: Row(_index_select, integers=True),
         aten.index.Tensor: Row(_index, check_indices),
         aten.gather.default: Row(_gather),
         aten.index_put.default: Row(_index_put, _check_index_put),

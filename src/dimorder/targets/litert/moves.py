@@ -165,7 +165,7 @@ def _moved(target: Any) -> Row:
         y = w.op("GATHER", [w.reshape(x, (x.size,)), w.constant(at)], (at.numel(),), axis=0, batchDims=0)
         return w.reshape(y, a.shape)
 
-    return Row(build)
+    return Row(build, integers=True)
 
 
 def _flip(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -185,8 +185,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.cat.default: Row(_cat, integers=True),
         aten.slice.Tensor: Row(_slice, _check_slice, integers=True),
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
-        aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape)),
-        aten.flip.default: Row(_flip, _check_flip),
+        aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape), integers=True),
+        aten.flip.default: Row(_flip, _check_flip, integers=True),
         aten.diagonal.default: _moved(aten.diagonal.default),
         aten.full_like.default: Row(
             lambda w, a: w.constant(torch.full(a.shape, a.fill_value, dtype=a.dtype))

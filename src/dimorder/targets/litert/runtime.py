@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
@@ -58,10 +58,10 @@ class LiteRtProgram:
         self._interpreter.invoke()
         return [self._tensor(index) for index in self._outputs]
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors between operators as the last run left them, by name."""
+    def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the tensors of these names as the last run left them."""
         details = self._interpreter.get_tensor_details()
-        return {each["name"]: self._tensor(each["index"]) for each in details if each["name"]}
+        return {each["name"]: self._tensor(each["index"]) for each in details if each["name"] in names}
 
     def _tensor(self, index: int) -> torch.Tensor:
         return torch.from_numpy(np.asarray(self._interpreter.get_tensor(index)))  # a number has no dimensions
