@@ -227,14 +227,12 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
         is_unsigned = value.of is not None and value.of.dtype != torch.int8  # which a MUL does not multiply
-        if value.of is not None and not is_unsigned and len(new) <= MAX_RANK:
-            ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)])
-            return self.reshape(self._product(self.reshape(value, old), ones, new, value.of), shape)
-        if (
-            value.dtype.is_floating_point and not is_unsigned and len(new) <= MAX_RANK
-        ):  # XNNPACK computes it, and no TILE
+        if value.dtype.is_floating_point and not is_unsigned and len(new) <= MAX_RANK:  # XNNPACK has no TILE
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
-            return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
+            value = self.reshape(value, old)
+            if value.of is not None:
+                return self.reshape(self._product(value, ones, new, value.of), shape)
+            return self.reshape(self.op("MUL", [value, self.constant(ones)], new), shape)
         multiples = self.sizes([b // a for a, b in zip(old, new, strict=True)])
         return self.reshape(self.op("TILE", [self.reshape(value, old), multiples], new), shape)
 
