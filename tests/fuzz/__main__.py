@@ -21,9 +21,10 @@ from tests.fuzz.outcome import Outcome
 from tests.fuzz.scripts import script
 from tests.fuzz.shrinking import shrink
 
-# physical: target torch, where nothing is emitted; int8: quantised networks on xnnpack; constants: float
-# networks on xnnpack whose constants are zeros, ones, or equal to one another, in C++ too.
-TARGETS = ("physical", "torch", "xnnpack", "tosa", "litert", "int8", "constants")
+# physical: target torch, where nothing is emitted; int8: quantised networks on xnnpack; int8-litert: these on
+# litert; constants: float networks on xnnpack whose constants are zeros, ones, or equal to one another, in
+# C++ too.
+TARGETS = ("physical", "torch", "xnnpack", "tosa", "litert", "int8", "int8-litert", "constants")
 RECORD_EVERY = 20  # networks
 
 

@@ -26,7 +26,7 @@ NOISE = 3e-6  # relative: what a long sum in float32 is off by
 
 # The target that a target of the fuzzer stands for, where its name is another.
 STANDS_FOR: Mapping[str, str] = types.MappingProxyType(
-    {"physical": "torch", "int8": "xnnpack", "constants": "xnnpack"}
+    {"physical": "torch", "int8": "xnnpack", "int8-litert": "litert", "constants": "xnnpack"}
 )
 
 Order = str | tuple[int, ...]  # "contiguous", "channels_last", or the dimensions from slowest to fastest

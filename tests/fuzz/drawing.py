@@ -356,5 +356,6 @@ def _moved(rng: random.Random, case: Case) -> Case | None:
 
 _DRAWN: Mapping[str, Callable[[random.Random, str], Case | None]] = {
     "int8": _quantised,
+    "int8-litert": _quantised,
     "constants": _of_alike_constants,
 }

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
+pytest.importorskip("ai_edge_litert")
 
 from tests import fuzz
 from tests.fuzz.examining import network
@@ -18,14 +19,16 @@ from tests.fuzz.test_fuzz import AT_ONCE, _all_are_right
 FAST, FULL = 6, 306
 
 
-def test_random_networks_are_lowered_right() -> None:
-    _all_are_right("int8", range(FAST))
+@pytest.mark.parametrize("target", ["int8", "int8-litert"])
+def test_random_networks_are_lowered_right(target: str) -> None:
+    _all_are_right(target, range(FAST))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(FAST, FULL, AT_ONCE))
-def test_three_hundred_random_networks_are_lowered_right(first: int) -> None:
-    _all_are_right("int8", range(first, first + AT_ONCE))
+@pytest.mark.parametrize("target", ["int8", "int8-litert"])
+def test_three_hundred_random_networks_are_lowered_right(target: str, first: int) -> None:
+    _all_are_right(target, range(first, first + AT_ONCE))
 
 
 # -- the fuzzer itself

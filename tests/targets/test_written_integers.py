@@ -125,19 +125,19 @@ def test_a_writer_that_is_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(passes if method == "finish" else XnnBuilder, method, wrong)
     with pytest.raises(VerificationError, match=f"(?s){told}"):
         dimorder.lower(Net(), (X, Y), target="xnnpack")
-    monkeypatch.setattr(exact, "_require_meant", lambda *each: None)
+    monkeypatch.setattr(exact, "require_meant", lambda *each: None)
     dimorder.lower(Net(), (X, Y), target="xnnpack")  # nothing else would find it
 
 
 def test_each_value_that_is_quantised_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = list[str]()
-    require = exact._require_meant
+    require = exact.require_meant
 
-    def required(physical: Any, inputs: Any, results: Any, integers: Any) -> None:
+    def required(physical: Any, inputs: Any, results: Any, integers: Any, name: str) -> None:
         compared.extend(node.name for node in integers)
-        require(physical, inputs, results, integers)
+        require(physical, inputs, results, integers, name)
 
-    monkeypatch.setattr(exact, "_require_meant", required)
+    monkeypatch.setattr(exact, "require_meant", required)
     lowered = dimorder.lower(Net(), (X, Y), target="xnnpack", input_orders="NHWC")
     quantises = [n.name for n in lowered.physical.graph.nodes if n.target is QUANTIZE]
     assert compared == quantises and len(compared) == 4

@@ -16,17 +16,19 @@ half of the network's own step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from dimorder.capture.captured import Captured
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import graph_with_tensors
+from dimorder.graph.nodes import operator_at
 from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
@@ -38,6 +40,7 @@ _DRAWS = 4  # of moved values: one alone may leave an output of few elements unc
 # For integers that both compute in float64: constants that lowering computes are float32. A value that is
 # computed from such constants and not quantised again may amplify that.
 _SAME = 1e-6
+_NUMBERS = (torch.float32, torch.int8, torch.uint8)
 
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
@@ -83,6 +86,10 @@ class QuantizedTrial(Trial):
                 )
         return max(errors, default=0.0)
 
+    def compare_once(self, run: Run, what: str, half_sums: bool = True) -> float:
+        """Return the relative error of a run that checks its integers itself, for information."""
+        return self.compare(run, what)
+
     @cached_property
     def _exact(self) -> list[torch.Tensor]:
         return Float64Run(self.program.module).tensors(*self.inputs)
@@ -106,6 +113,37 @@ class QuantizedTrial(Trial):
             for w, node in zip(wanted, self.program.outputs, strict=True)
         ]
         return verify(got, wanted, what=what, tolerance=tolerances)
+
+
+def require_meant(
+    physical: ExportedProgram,
+    inputs: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    integers: Mapping[Node, torch.Tensor],
+    runtime: str,
+) -> None:
+    """Check that what was written for a runtime is the physical program: the same integers and results.
+
+    Each integer of the program is computed from the integers before it.
+
+    Args:
+        physical: the physical program.
+        inputs: its inputs.
+        results: what was written gives for them.
+        integers: the integers that it has for quantize nodes of the program.
+        runtime: the name of the runtime in errors.
+
+    Raises:
+        VerificationError: if they differ by more than rounding explains.
+    """
+    nodes = {node.name: node for node in integers}
+    program = Float64Run(graph_with_tensors(physical), {name: integers[node] for name, node in nodes.items()})
+    wanted = program.tensors(*inputs)
+    for each, differences in program.differences.items():
+        differences.require_few(f"{operator_at(nodes[each.name])} as it was written for {runtime}")
+    # Another result may be a choice between floats that are nearly the same.
+    real = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype in _NUMBERS]
+    verify([g for g, _ in real], [w.to(g.dtype) for g, w in real], what=f"what was written for {runtime}")
 
 
 def require_near(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:

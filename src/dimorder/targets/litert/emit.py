@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from dimorder.capture.integer_boundary import integer_type
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, seal
 from dimorder.errors import UnsupportedError
-from dimorder.targets.litert.ops import unsupported_value
+from dimorder.graph.quantized import QUANTIZE
+from dimorder.ops.quantization import is_quantized
+from dimorder.physical.fuse_quantized import FusedProgram, How, fuse_quantized
+from dimorder.physical.wasted_levels import clamp_range
+from dimorder.targets.integer_kernels import operand_type
+from dimorder.targets.litert.flatbuffer import TfLiteGraph, serialize
+from dimorder.targets.litert.integer_writer import LiteRtValue
+from dimorder.targets.litert.ops import QUANTIZED, unfit_input, unsupported_value
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.program_io import (
     BOUNDARY_FIX,
@@ -26,8 +38,32 @@ from dimorder.targets.program_io import (
 from dimorder.targets.table import Table, View, is_getitem, whole
 
 
-def write(program: ExportedProgram, contract: Contract, operators: Table) -> bytes:
-    """Return the bytes of the `.tflite` of a physical program, sealed, with its contract inside.
+@dataclass(frozen=True)
+class WrittenGraph:
+    """A physical program as a graph of LiteRT, its file, and the integers of its quantize nodes."""
+
+    graph: TfLiteGraph
+    metadata: Mapping[str, bytes]
+    integers: Mapping[Node, View[LiteRtValue]]
+
+    @cached_property
+    def data(self) -> bytes:
+        """The bytes of the file, sealed."""
+        return seal(serialize(self.graph, self.metadata))
+
+
+def fused_program(program: ExportedProgram, operators: Table) -> FusedProgram:
+    """Return what the file of a program computes in integers."""
+    if not is_quantized(program.graph_module):
+        return FusedProgram()
+    constants = read_signature(program).constants
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and node not in constants]
+    rules = {target: row.kernel for target, row in operators.rows.items()}
+    return fuse_quantized(program.graph, constants, dict.fromkeys(calls, 0), rules, operand_type)
+
+
+def write(program: ExportedProgram, contract: Contract, operators: Table) -> WrittenGraph:
+    """Return the graph of a physical program, with its contract inside.
 
     The file's inputs and outputs are those of the contract, in sequence and by name. Each is the dense tensor
     of shape `spec.dim_order.physical_shape(spec.shape)`.
@@ -35,29 +71,22 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> byt
     Raises `UnsupportedError` for a program with state, and for an operator that LiteRT lacks, with its name
     and source line.
     """
-    signature = read_signature(program)
+    signature, fused = read_signature(program), fused_program(program, operators)
     for name in signature.state:
         found = "the program writes to it, and target litert has no state"
         raise UnsupportedError(f"buffer {name!r}", found, "make it an input and an output")
     for node in signature.inputs:
-        if reason := operators.unfit(node.meta["val"], False):
+        if reason := unfit_input(node.meta["val"]):
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
     writer, values = LiteRtWriter(), dict[Node, Any](signature.constants)
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
         with blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             dtype = node.meta["val"].dtype
-            values[node] = as_called(writer.input(spec.name, physical_shape(spec), dtype), spec)
+            of = integer_type(node) if dtype in QUANTIZED else None
+            values[node] = as_called(writer.input(spec.name, physical_shape(spec), dtype, of), spec)
     for node in program.graph.nodes:
-        if node.op != "call_function" or node in values:
-            continue
-        writer.hint = node.name
-        if is_getitem(node):
-            values[node] = values[node.args[0]][node.args[1]]
-            continue
-        if reason := operators.supports(node, signature.constants):
-            raise UnsupportedError(call_place(node), reason, FIX)
-        with blamed(call_place(node), FIX):
-            values[node] = operators.build(writer, node, values.__getitem__)
+        if node.op == "call_function" and node not in values:
+            values[node] = _written(writer, node, values, signature.constants, operators, fused)
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint, held = spec.name, values[node]
         reason = None if isinstance(held, View) else unsupported_value(held)
@@ -65,8 +94,43 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> byt
             raise UnsupportedError(f"output {spec.name!r}", reason, BOUNDARY_FIX)
         with blamed(f"output {spec.name!r}", BOUNDARY_FIX):
             view = held if isinstance(held, View) else whole(writer.constant(held))
-            writer.output(spec.name, writer.dense(as_promised(view, spec)))
+            value = writer.dense(as_promised(view, spec))
+            is_float = node.meta["val"].is_floating_point()
+            writer.output(spec.name, writer.floats(value) if is_float else value)
+    _require_planned(writer, fused)
     texts = constant_methods(contract)
     metadata = {name: texts[name].encode() for name in (CONTRACT_METHOD, SEAL_METHOD)}
     in_half = any(value.dtype == torch.float16 for value in signature.constants.values())
-    return seal(writer.finish(metadata, in_half))
+    integers = {node: value for node, value in values.items() if node.target is QUANTIZE}
+    return WrittenGraph(writer.finish(in_half), metadata, integers)
+
+
+def _written(
+    writer: LiteRtWriter,
+    node: Node,
+    values: Mapping[Node, Any],
+    constants: Mapping[Node, Tensor],
+    operators: Table,
+    fused: FusedProgram,
+) -> Any:
+    """Write the operators of a call, and return its result."""
+    writer.hint, how = node.name, fused.how(node)
+    if is_getitem(node):
+        return values[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
+    if reason := operators.supports(node, constants):
+        raise UnsupportedError(call_place(node), reason, FIX)
+    if how is How.IN_KERNEL and (node.target is QUANTIZE or clamp_range(node) is not None):
+        return values[node.all_input_nodes[0]]
+    writer.in_integers = fused.annotations[node] if how is How.KERNEL else None
+    with blamed(call_place(node), FIX):
+        made = operators.build(writer, node, values.__getitem__)
+    assert writer.in_integers is None, f"{node} is not written in integers"
+    return made
+
+
+def _require_planned(writer: LiteRtWriter, fused: FusedProgram) -> None:
+    """Check that what computes floats in a program with integers is a float island of the plan."""
+    planned = {How.ISLAND, How.IN_ISLAND}
+    for node, annotation in fused.annotations.items():
+        is_island = annotation.how in planned
+        assert is_island or node.name not in writer.computes_floats, f"{node}: {annotation}, but in float32"

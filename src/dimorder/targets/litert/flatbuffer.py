@@ -15,6 +15,7 @@ from dimorder.errors import UnsupportedError
 
 SIGNATURE = "serving_default"
 ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
+MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
 MAX_BYTES = (1 << 31) - (1 << 20)  # a flatbuffer has offsets of 31 bits; the rest is for its tables
 
 # torch's types, by the names that the schema's TensorType has for them
@@ -25,6 +26,8 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.int32: "INT32",
         torch.bool: "BOOL",
         torch.float16: "FLOAT16",
+        torch.int8: "INT8",
+        torch.uint8: "UINT8",
     }
 )
 # The options of the operators whose class in the schema is not the operator's name in camel case.
@@ -45,12 +48,29 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
+class TfLiteScales:
+    """What the integers of a tensor stand for: one scale, or a scale for each index of dimension `dim`."""
+
+    scales: tuple[float, ...]
+    zero_point: int = 0
+    dim: int = 0
+
+
+@dataclass(frozen=True)
 class TfLiteTensor:
-    """A tensor of a file, dense in its shape; `data` if it is constant."""
+    """A tensor of a file, dense in its shape; `data` if it is constant, `scales` if its integers have any."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     data: np.ndarray[Any, Any] | None = None
+    scales: TfLiteScales | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MAX_RANK:
+            found = (
+                f"{len(self.shape)} dimensions {self.shape}, where LiteRT's delegate has at most {MAX_RANK}"
+            )
+            raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
 
 
 @dataclass(frozen=True)
@@ -66,20 +86,28 @@ class TfLiteNode:
     options: Mapping[str, Any]
 
 
-def serialize(
-    tensors: Mapping[str, TfLiteTensor],
-    nodes: Sequence[TfLiteNode],
-    inputs: Mapping[str, str],
-    outputs: Mapping[str, str],
-    metadata: Mapping[str, bytes],
-) -> bytes:
-    """Return the bytes of a file with one subgraph, without the tensors that no operator uses.
+@dataclass(frozen=True)
+class TfLiteGraph:
+    """Operators in sequence and their tensors by name.
 
     `inputs` and `outputs` map the names of the signature to tensors, in sequence.
+    """
+
+    tensors: Mapping[str, TfLiteTensor]
+    nodes: Sequence[TfLiteNode]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of a file with one subgraph, without the tensors that no operator uses.
+
+    Needs ai-edge-litert.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
+    tensors, nodes, inputs, outputs = made.tensors, made.nodes, made.inputs, made.outputs
     names = dict.fromkeys([*inputs.values(), *outputs.values()])
     names |= dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
     index: dict[str | None, int] = {None: -1, **{name: i for i, name in enumerate(names)}}
@@ -134,6 +162,11 @@ def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: Mapping[bytes
     made.type = getattr(schema.TensorType, DTYPES[tensor.dtype])
     # Buffer 0 is that of the tensors without data.
     made.buffer = 0 if tensor.data is None else buffers[_hash(tensor.data)]
+    if tensor.scales is not None:
+        made.quantization = schema.QuantizationParametersT()
+        made.quantization.scale = list(tensor.scales.scales)
+        made.quantization.zeroPoint = [tensor.scales.zero_point] * len(tensor.scales.scales)
+        made.quantization.quantizedDimension = tensor.scales.dim
     return made
 
 

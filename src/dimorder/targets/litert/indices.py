@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.litert.flatbuffer import MAX_RANK
+from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, I64, add, cast, mul, select
-from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
 from dimorder.targets.table import Arguments, Row, View
 
@@ -104,7 +106,7 @@ def _check_index_put(a: Arguments) -> str | None:
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.embedding.default: Row(_embedding),
-        aten.index_select.default: Row(_index_select),
+        aten.index_select.default: Row(_index_select, integers=True),
         aten.index.Tensor: Row(_index, check_indices),
         aten.gather.default: Row(_gather),
         aten.index_put.default: Row(_index_put, _check_index_put),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import (
     BOOL,
     F32,
@@ -27,7 +28,7 @@ from dimorder.targets.litert.pointwise import (
     truncate,
     value,
 )
-from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from dimorder.targets.graph_writer import join_in_steps
+from dimorder.targets.litert.flatbuffer import MAX_RANK
+from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
-from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
 
 aten = torch.ops.aten
@@ -172,7 +174,7 @@ def _moved(target: Any) -> Row:
         y = w.op("GATHER", [w.reshape(x, (x.size,)), w.constant(at)], (at.numel(),), axis=0, batchDims=0)
         return w.reshape(y, a.shape)
 
-    return Row(build)
+    return Row(build, integers=True)
 
 
 def _flip(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -189,17 +191,17 @@ def _check_flip(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.cat.default: Row(_cat),
-        aten.slice.Tensor: Row(_slice, _check_slice),
+        aten.cat.default: Row(_cat, integers=True),
+        aten.slice.Tensor: Row(_slice, _check_slice, integers=True),
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
-        aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape)),
-        aten.flip.default: Row(_flip, _check_flip),
+        aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape), integers=True),
+        aten.flip.default: Row(_flip, _check_flip, integers=True),
         aten.diagonal.default: _moved(aten.diagonal.default),
         aten.full_like.default: Row(
             lambda w, a: w.constant(torch.full(a.shape, a.fill_value, dtype=a.dtype))
         ),
-        aten.permute.default: Row(_permute, relabel=True),
-        aten.view.default: Row(_view, relabel=True),
-        aten.clone.default: Row(_clone, relabel=True),
+        aten.permute.default: Row(_permute, relabel=True, integers=True),
+        aten.view.default: Row(_view, relabel=True, integers=True),
+        aten.clone.default: Row(_clone, relabel=True, integers=True),
     }
 )

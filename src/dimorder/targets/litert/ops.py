@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
-from dimorder.targets.litert import indices, logic, moves, pointwise, reductions, spatial
+from dimorder.targets.litert import indices, logic, moves, pointwise, quantize, reductions, spatial
 from dimorder.targets.litert.flatbuffer import DTYPES
-from dimorder.targets.table import Table, unsupported_tensor
+from dimorder.targets.litert.integer_kernels import KERNELS
+from dimorder.targets.table import Row, Table, unsupported_tensor
+
+QUANTIZED = frozenset((torch.int8, torch.uint8))  # what only moves, quantizes and dequantizes read
 
 
 def unsupported_value(value: Any) -> str | None:
     """Return why a value of the program cannot be a tensor of a `.tflite`, or None."""
-    reason = unsupported_tensor(value, "LiteRT", DTYPES)
+    reason = unsupported_tensor(value, "LiteRT", [each for each in DTYPES if each not in QUANTIZED])
     is_other_float = isinstance(value, Tensor) and value.is_floating_point() and value.dtype not in DTYPES
     return f"{reason}; convert with .float()" if is_other_float else reason
 
@@ -25,17 +31,22 @@ def _unfit(value: Any, is_constant: bool) -> str | None:
     return None if is_constant and not value.dim() else unsupported_value(value)
 
 
+def unfit_input(value: Any) -> str | None:
+    """Return why a value cannot be an input of a file, or None. Integers of 8 bits can."""
+    return None if value.dtype in QUANTIZED else unsupported_value(value)
+
+
+_ROWS: Mapping[Any, Row] = {
+    **pointwise.ROWS,
+    **logic.ROWS,
+    **moves.ROWS,
+    **indices.ROWS,
+    **reductions.ROWS,
+    **spatial.ROWS,
+    **quantize.ROWS,
+}
 OPERATORS = Table(
     "LiteRT",
-    MappingProxyType(
-        {
-            **pointwise.ROWS,
-            **logic.ROWS,
-            **moves.ROWS,
-            **indices.ROWS,
-            **reductions.ROWS,
-            **spatial.ROWS,
-        }
-    ),
+    MappingProxyType({name: replace(row, kernel=KERNELS.get(name)) for name, row in _ROWS.items()}),
     _unfit,
 )

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
-from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.integer_writer import LiteRtValue
+from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -30,8 +31,9 @@ _OfTwo = Callable[[LiteRtWriter, LiteRtValue, LiteRtValue], LiteRtValue]
 
 def cast(w: LiteRtWriter, x: LiteRtValue, dtype: torch.dtype) -> LiteRtValue:
     """Cast as torch does: a cast to an integer goes towards zero."""
-    if x.dtype == dtype:
+    if x.dtype == dtype or (x.of is not None and x.of.dtype == dtype):
         return x
+    x = w.floats(x)
     known = w.data(x)
     if known is not None:
         return w.constant(known.to(dtype))
@@ -50,6 +52,8 @@ def add(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue | float) -> LiteRtValue:
 
 def clamp(w: LiteRtWriter, x: LiteRtValue, low: float = -math.inf, high: float = math.inf) -> LiteRtValue:
     """Return min(max(x, low), high)."""
+    if w.in_integers is not None:
+        return w.clamp_integers(x, low, high)
     kinds: dict[tuple[float, float], str] = {(0, math.inf): "RELU", (0, 6): "RELU6", (-1, 1): "RELU_N1_TO_1"}
     kind = kinds.get((low, high))
     if kind is not None and x.dtype == F32:
@@ -211,7 +215,7 @@ def value(w: LiteRtWriter, operand: View[LiteRtValue] | Tensor | float, dtype: t
     if isinstance(operand, View):
         return cast(w, w.dense(operand), dtype)
     if isinstance(operand, Tensor):
-        return w.constant(operand.to(dtype))
+        return w.constant(operand if operand.dtype == dtype else operand.to(dtype))
     return w.number(operand, dtype)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
@@ -27,10 +27,14 @@ _THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
 class LiteRtProgram:
     """A `.tflite` as a function of tensors, in the shapes of the program's own signature.
 
+    `keeps` says that the tensors between operators can be read after a run. XNNPACK has none.
+
     A file has dense tensors in the contract's orders, also where the signature has the logical shape.
     """
 
-    def __init__(self, data: bytes, contract: Contract, kernels: str = DEFAULT_KERNELS) -> None:
+    def __init__(
+        self, data: bytes, contract: Contract, kernels: str = DEFAULT_KERNELS, *, keeps: bool = False
+    ) -> None:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         self._contract = contract
@@ -38,23 +42,29 @@ class LiteRtProgram:
             model_content=data,
             num_threads=_THREADS.get(),
             experimental_op_resolver_type=getattr(OpResolverType, KERNELS[kernels]),
+            experimental_preserve_all_tensors=keeps,
         )
         self._interpreter.allocate_tensors()
         self._inputs = [each["index"] for each in self._interpreter.get_input_details()]
         self._outputs = [each["index"] for each in self._interpreter.get_output_details()]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        for index, tensor, spec in zip(self._inputs, inputs, self._contract.inputs, strict=True):
-            dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
-            self._interpreter.set_tensor(index, dense.detach().cpu().contiguous().numpy())
+        return from_file(self.run(as_in_file(inputs, self._contract)), self._contract)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the file's outputs for its inputs, all dense in the file's own shapes."""
+        for index, tensor in zip(self._inputs, inputs, strict=True):
+            self._interpreter.set_tensor(index, tensor.detach().cpu().contiguous().numpy())
         self._interpreter.invoke()
-        results = []
-        for index, spec in zip(self._outputs, self._contract.outputs, strict=True):
-            array = np.asarray(self._interpreter.get_tensor(index))  # a number, if it has no dimensions
-            dense = torch.from_numpy(array)
-            logical = spec.boundary == "logical"
-            results.append(dense.permute(tuple(spec.dim_order.inverse)) if logical else dense)
-        return results
+        return [self._tensor(index) for index in self._outputs]
+
+    def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the tensors of these names as the last run left them."""
+        details = self._interpreter.get_tensor_details()
+        return {each["name"]: self._tensor(each["index"]) for each in details if each["name"] in names}
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(self._interpreter.get_tensor(index)))  # a number has no dimensions
 
     def partitions(self) -> tuple[int, Counter[str]]:
         """Return how many parts delegates compute, and how often each operator runs beside them."""
@@ -75,6 +85,20 @@ class LiteRtProgram:
                 beside[operator["index"]] = operator["op_name"]
             wanted.extend(operator["inputs"])
         return len(delegates), Counter(beside.values())
+
+
+def as_in_file(inputs: Sequence[torch.Tensor], contract: Contract) -> list[torch.Tensor]:
+    """Return a program's inputs as the file has them: dense in the order that the contract promises."""
+    pairs = zip(inputs, contract.inputs, strict=True)
+    return [x.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else x for x, spec in pairs]
+
+
+def from_file(outputs: Sequence[torch.Tensor], contract: Contract) -> list[torch.Tensor]:
+    """Return a file's outputs in the shapes of the program's own signature."""
+    pairs = zip(outputs, contract.outputs, strict=True)
+    return [
+        y.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else y for y, spec in pairs
+    ]
 
 
 def run_by_reference(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,11 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.graph.quantized import Scaled
 from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
+from dimorder.targets.integer_kernels import shape_of
+from dimorder.targets.litert.integer_writer import LiteRtValue
+from dimorder.targets.litert.integers import extended
 from dimorder.targets.litert.moves import concat, pad, slice_
 from dimorder.targets.litert.pointwise import check_float, mul
-from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.litert.reductions import reduce
+from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
 
 SAME, VALID = 0, 1
@@ -113,7 +118,11 @@ def _check_conv3d(a: Arguments) -> str | None:
 
 def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a transposed convolution without padding, of which padding then cuts the edge."""
-    x, weight = w.dense(a.x), dilate_kernel(a.weight_ohwi, a.dilation)
+    x, weight = w.dense(a.x), a.weight_ohwi
+    if w.in_integers is not None:
+        weight = _integer_taps(weight, a)
+    elif any(d != 1 for d in a.dilation):
+        weight = dilate_kernel(weight, a.dilation)
     whole = [
         (size - 1) * step + kernel
         for size, step, kernel in zip(x.shape[1:3], a.stride, weight.shape[1:3], strict=True)
@@ -135,6 +144,16 @@ def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return pad(w, y, before, after)
 
 
+def _integer_taps(weight: Scaled, a: Arguments) -> Scaled:
+    """Return a kernel with taps of 0 instead of a dilation, and for output padding beyond its last taps."""
+    down, across = (max(o - p, 0) for o, p in zip(a.output_padding, a.padding, strict=True))
+
+    def extend(taps: Tensor) -> Tensor:
+        return torch.nn.functional.pad(dilate_kernel(taps, a.dilation), (0, 0, 0, across, 0, down))
+
+    return extended(weight, extend)
+
+
 def _with_bias_beyond(w: LiteRtWriter, y: LiteRtValue, bias: Tensor, after: Sequence[int]) -> LiteRtValue:
     """Extend a result by the bias, which is all that output padding beyond the last tap has."""
     for d, more in enumerate(after):
@@ -148,12 +167,13 @@ def _in_groups(
     w: LiteRtWriter, x: LiteRtValue, weight: Tensor, a: Arguments, write: Callable[..., LiteRtValue]
 ) -> LiteRtValue:
     """Write one convolution per group of channels, and concatenate their results."""
+    annotation = w.in_integers
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
     parts = []
     for g in range(a.groups):
-        rows = slice(g * outputs, (g + 1) * outputs)
-        part = slice_(w, x, axis, g * inputs, inputs)
-        parts.append(write(part, weight[rows], None if a.bias is None else a.bias[rows], outputs))
+        rows, part = (0, g * outputs, outputs), slice_(w, x, axis, g * inputs, inputs)
+        bias, w.in_integers = None if a.bias is None else a.bias.narrow(*rows), annotation
+        parts.append(write(part, weight.narrow(*rows), bias, outputs))
     return concat(w, parts, axis)
 
 
@@ -166,10 +186,18 @@ def _check_transposed(a: Arguments) -> str | None:
 
 
 def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    """Write a maximum over windows. Padding repeats the edge, which adds no number to any window."""
+    """Write a maximum over windows.
+
+    Padding repeats the edge, which adds no number to any window. Integers whose least one stands for 0 are
+    padded with 0.
+    """
     x = w.dense(a.x)
-    padding = _whole_padding(x, a)
-    if not _is_same(x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+    padding = pool_padding(x.shape, a)
+    if _is_same(x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+        pass
+    elif x.of is not None and x.of.zero_point == x.of.low:
+        x, padding = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0)), (0, 0, 0, 0)
+    else:
         for d, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True), start=1):
             edge = slice_(w, x, d, 0, 1), slice_(w, x, d, x.shape[d] - 1, 1)
             x = concat(w, [edge[0]] * before + [x] + [edge[1]] * after, d)
@@ -185,28 +213,58 @@ def _check_max_pool(a: Arguments) -> str | None:
 def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a mean over windows of the padded input; other divisors are factors."""
     x = w.dense(a.x)
-    padding = _whole_padding(x, a)
+    padding = pool_padding(x.shape, a)
     y = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
+    if w.in_integers is not None:
+        return _integer_mean(w, y, a)
     y = _pool(w, "AVERAGE_POOL_2D", y, a, VALID)
-    if not any(padding) and a.divisor_override is None:
-        return y
-    # The divisor may differ from place to place. The mean of ones gives it.
-    ones = torch.ones(1, *x.shape[1:3], 1)
-    window = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
-    inside = torch.nn.functional.pad(ones, (0, 0, *padding[2:], *padding[:2]))
-    counted = dimorder.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
-    factors = dimorder.avg_pool2d_nhwc(ones, *window) / counted
-    if torch.equal(factors, torch.ones_like(factors)):
+    factors = pool_factors(a, x.shape, padding)
+    if factors is None:
         return y
     first = factors.reshape(-1)[0]
     return mul(w, y, float(first) if bool((factors == first).all()) else w.constant(factors))
 
 
-def _whole_padding(x: LiteRtValue, a: Arguments) -> tuple[int, ...]:
+def _integer_mean(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
+    """Write a mean of integers: that of a whole picture, or a depthwise convolution with ones.
+
+    LiteRT computes AVERAGE_POOL_2D of int8 beside XNNPACK's delegate.
+    """
+    if is_whole_picture(a, x.shape):
+        return reduce(w, "MEAN", x, (1, 2))
+    channels, taps = x.shape[3], math.prod(a.kernel_size)
+    ones = torch.ones(1, *a.kernel_size, channels, dtype=torch.int8)
+    operands = [x, w.constant(Scaled.of(ones, torch.tensor(1 / taps))), w.constant(torch.zeros(channels))]
+    options = {"padding": VALID, "strideH": a.stride[0], "strideW": a.stride[1], "depthMultiplier": 1}
+    options |= {"dilationHFactor": 1, "dilationWFactor": 1}
+    return w.op("DEPTHWISE_CONV_2D", operands, a.shape, **options)
+
+
+def is_whole_picture(a: Arguments, shape: Sequence[int]) -> bool:
+    """Return whether a mean over windows of a picture of this shape is one mean of several pixels."""
+    taps = math.prod(a.kernel_size)
+    is_whole = tuple(a.kernel_size) == tuple(shape[1:3]) and not any(a.padding)
+    return is_whole and taps > 1 and a.divisor_override in (None, taps)
+
+
+def pool_factors(a: Arguments, shape: Sequence[int], padding: Sequence[int]) -> Tensor | None:
+    """Return what a mean over windows is, over that of all elements of the padded input; None if it is 1."""
+    if not any(padding) and a.divisor_override is None:
+        return None
+    # The divisor may differ from place to place. The mean of ones gives it.
+    ones = torch.ones(1, *shape[1:3], 1)
+    window = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
+    inside = torch.nn.functional.pad(ones, (0, 0, *padding[2:], *padding[:2]))
+    counted = dimorder.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
+    factors: Tensor = dimorder.avg_pool2d_nhwc(ones, *window) / counted
+    return None if torch.equal(factors, torch.ones_like(factors)) else factors
+
+
+def pool_padding(shape: Sequence[int], a: Arguments) -> tuple[int, ...]:
     """Return the padding before and after each dimension with which the last window ends inside."""
     padding = []
     for size, kernel, step, before, out in zip(
-        x.shape[1:3], a.kernel_size, a.stride, a.padding, a.shape[1:3], strict=True
+        shape[1:3], a.kernel_size, a.stride, a.padding, a.shape[1:3], strict=True
     ):
         padding += [before, max((out - 1) * step + kernel - size - before, 0)]
     return tuple(padding)
@@ -242,7 +300,7 @@ def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """
     x = w.dense(a.x)
     n, height, width, channels = x.shape
-    if not _is_multiple(a):
+    if not is_nearest_multiple(a):
         for d, indices in enumerate(_nearest_reads(a), start=1):
             shape = (*x.shape[:d], len(indices), *x.shape[d + 1 :])
             x = w.op("GATHER", [x, w.sizes(indices)], shape, axis=d, batchDims=0)
@@ -253,13 +311,14 @@ def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.op("MUL", [spread, ones], (n * height, down, width, across, channels))
 
 
-def _is_multiple(a: Arguments) -> bool:
+def is_nearest_multiple(a: Arguments) -> bool:
+    """Return whether a nearest resize repeats all rows, and all columns, as often."""
     sizes = list(_resized(a))
     return all(new % old == 0 and scale in (None, new / old) for old, new, scale in sizes)
 
 
 def _resized(a: Arguments) -> Any:
-    shape = a.x.shape if isinstance(a.x, View) else a.x.meta["val"].shape
+    shape = a.x.shape if isinstance(a.x, View) else shape_of(a.x)
     return zip(shape[1:3], a.output_size, (a.scales_h, a.scales_w), strict=True)
 
 

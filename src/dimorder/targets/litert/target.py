@@ -15,13 +15,17 @@ from dimorder.errors import UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
+from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
-from dimorder.targets.litert.emit import write
+from dimorder.targets.litert.emit import fused_program, write
+from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
-from dimorder.targets.litert.ops import OPERATORS
+from dimorder.targets.litert.flatbuffer import MAX_RANK
+from dimorder.targets.litert.ops import OPERATORS, unfit_input
+from dimorder.targets.litert.recipes import RECIPES
 from dimorder.targets.litert.runtime import (
     DEFAULT_KERNELS,
     KERNELS,
@@ -33,7 +37,6 @@ from dimorder.targets.litert.runtime import (
     set_threads,
 )
 from dimorder.targets.litert.spatial import PART_TAPS
-from dimorder.targets.litert.writer import MAX_RANK
 from dimorder.targets.table import Table
 from dimorder.verification.verify import Run
 
@@ -45,6 +48,7 @@ class TfLite(Artifact):
     data: bytes
     contract: Contract
     kernels: str = DEFAULT_KERNELS
+    exact: ExactRun | None = None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return self._program(inputs)
@@ -62,16 +66,27 @@ class TfLite(Artifact):
         return dict(self._program.partitions()[1])
 
     @property
+    def reference_run(self) -> Run | None:
+        """Return the model of XNNPACK's arithmetic, which a program of integers has."""
+        return self.exact if self.kernels == DEFAULT_KERNELS else None
+
+    @property
     def other_runs(self) -> Mapping[str, Run]:
         """Return the reference kernels, which an operator may lack."""
         if self.kernels != DEFAULT_KERNELS or NO_REFERENCE & set(operators(self.data)):
             return {}
+        if self.exact is not None:
+            return {
+                "LiteRT's reference kernels": OperatorsRun(self.exact.written, self.contract, "reference")
+            }
         return {"LiteRT's reference kernels": partial(run_by_reference, self.data, self.contract)}
 
 
 def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: str) -> TfLite:
     """Emit a `.tflite`. Raises `UnsupportedError` for an operator that LiteRT lacks."""
-    return TfLite(write(program, contract, table), contract, kernels)
+    written = write(program, contract, table)
+    exact = ExactRun(written, program, contract) if is_quantized(program.graph_module) else None
+    return TfLite(written.data, contract, kernels, exact)
 
 
 # As for XNNPACK, which computes most of a file.
@@ -115,15 +130,17 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
             table.supports,
             implementations=(_IMPLEMENTATIONS,),
             max_rank=MAX_RANK,
-            takes=lambda value: table.unfit(value, False),
+            takes=unfit_input,
             own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
             split_channels=_SPLIT_CHANNELS,
             heads=_HEADS,
         ),
         counted(min_run=_MIN_RUN),
+        recipes=RECIPES,
         files=TargetFiles(partial(load, kernels=kernels), check, channels_last=()),
         runtime=TargetRuntime("LiteRT", set_threads=set_threads),
         with_options=partial(target, table),
+        fused=lambda program: fused_program(program, table),
     )
 
 

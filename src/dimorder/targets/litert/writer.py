@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -17,32 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from dimorder.errors import UnsupportedError
-from dimorder.targets.graph_writer import NamedValue, NamedWriter, broadcast_within, merge_broadcast
-from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
+from dimorder.graph.quantized import Integers, IntegerType
+from dimorder.targets.graph_writer import broadcast_within, merge_broadcast
+from dimorder.targets.integer_kernels import integers_of
+from dimorder.targets.litert import integers
+from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
 from dimorder.targets.litert.in_place import copy_before_overwriting
+from dimorder.targets.litert.integer_writer import F32, IntegerWriter, LiteRtValue
+from dimorder.targets.litert.integers import CONVERTS, MOVES
+from dimorder.targets.litert.passes import fuse_clamps, store_in_half
 from dimorder.targets.litert.reshapes import merge_reshapes
 from dimorder.targets.table import View
 
-MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
-LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
 BROADCAST_RANK = 4  # LiteRT's own kernels compare and select in up to 4 dimensions
 # Other operators broadcast in more dimensions by all kernels, if they do so in floats.
 _BROADCAST_RANKS: Mapping[str, int] = MappingProxyType(
     {**dict.fromkeys(("ADD", "SUB", "MUL"), MAX_RANK), **dict.fromkeys(("DIV", "MAXIMUM", "MINIMUM"), 5)}
 )
-# The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
-_CLAMPED = frozenset(
-    ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
-)
-_CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3})
 
 
-class LiteRtValue(NamedValue[torch.dtype]):
-    """A tensor of a LiteRT graph, seen in some shape."""
-
-
-class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
+class LiteRtWriter(IntegerWriter):
     """Builds one graph; `finish` returns its bytes. Operators that no output needs are left out.
 
     `hint` is the name of the next operators' results.
@@ -52,17 +45,20 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.computes_floats: set[str] = set()  # the hints of the operators that do
         self._nodes: list[TfLiteNode] = []
         self._inputs: dict[str, str] = {}
         self._outputs: dict[str, str] = {}
-        self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
         self._wide: dict[str, LiteRtValue] = {}  # by float16 tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> LiteRtValue:
-        """Add the next input of the graph, dense in `shape`."""
-        value = self._tensor(name, shape, dtype)
+    def input(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, of: IntegerType | None = None
+    ) -> LiteRtValue:
+        """Add the next input of the graph, dense in `shape`; `of` is what its integers stand for."""
+        value = self._tensor(name, shape, dtype, of)
         self._inputs[name] = value.tensor
         return value
 
@@ -78,15 +74,24 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         self._outputs[name] = tensor
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
-        """Return a constant, stored once per distinct data and shape."""
-        tensor = torch.as_tensor(data).detach().cpu().contiguous()
-        _require_shape(tuple(tensor.shape))
-        array = tensor.numpy()
-        key = (tensor.dtype, tuple(tensor.shape), hashlib.sha256(array.data).digest())
+        """Return a constant, stored once per distinct data, shape, and integers that it is made of."""
+        made_of = integers_of(data)
+        tensor = torch.as_tensor(data).detach().as_subclass(torch.Tensor).cpu().contiguous()
+        stored = self._stored(TfLiteTensor(tuple(tensor.shape), tensor.dtype, tensor.numpy()), made_of)
+        if made_of is not None:
+            self._integers[stored.tensor] = made_of
+        return stored
+
+    def _stored(self, tensor: TfLiteTensor, made_of: Integers | None = None) -> LiteRtValue:
+        assert tensor.data is not None
+        parts = [tensor.data] if made_of is None else [tensor.data, made_of.values, made_of.scales]
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
+        key = (tensor.dtype, tensor.shape, tensor.scales, digest)
         if key not in self._constants:
             self._constants[key] = self._unique("constant")
-            self._tensors[self._constants[key]] = TfLiteTensor(key[1], tensor.dtype, array)
-        return LiteRtValue(self._constants[key], key[1], tensor.dtype)
+            self._tensors[self._constants[key]] = tensor
+        of = None if tensor.scales is None else integers.type_of_tensor(tensor)
+        return LiteRtValue(self._constants[key], tensor.shape, tensor.dtype if of is None else F32, of)
 
     def number(self, number: float, dtype: torch.dtype) -> LiteRtValue:
         """Return a constant without dimensions."""
@@ -143,8 +148,26 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         **options: Any,
     ) -> list[LiteRtValue]:
         """Write an operator with several results, of these shapes and types."""
+        if self.in_integers is not None and kind not in MOVES:
+            ((shape, _),) = results
+            return [self._integer_op(kind, inputs, shape, options)]
+        of = self._moved_type(kind, inputs)
+        if of is None and kind not in CONVERTS:
+            inputs = [None if value is None else self.floats(value) for value in inputs]
+            if kind not in MOVES and any(dtype == F32 for _, dtype in results):
+                self.computes_floats.add(self.hint)
+        return self._write(kind, inputs, results, of, options)
+
+    def _write(
+        self,
+        kind: str,
+        inputs: Sequence[LiteRtValue | None],
+        results: Sequence[tuple[Sequence[int], torch.dtype]],
+        of: IntegerType | None,
+        options: Mapping[str, Any],
+    ) -> list[LiteRtValue]:
         operands = tuple(None if value is None else self._named(value) for value in inputs)
-        made = [self._tensor(self._unique(self.hint), *result) for result in results]
+        made = [self._tensor(self._unique(self.hint), *result, of) for result in results]
         self._nodes.append(TfLiteNode(kind, operands, tuple(value.tensor for value in made), options))
         return made
 
@@ -221,9 +244,13 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
-        if value.dtype.is_floating_point and len(new) <= MAX_RANK:  # XNNPACK computes it, and no TILE
+        is_unsigned = value.of is not None and value.of.dtype != torch.int8  # which a MUL does not multiply
+        if value.dtype.is_floating_point and not is_unsigned and len(new) <= MAX_RANK:  # XNNPACK has no TILE
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
-            return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
+            value = self.reshape(value, old)
+            if value.of is not None:
+                return self.reshape(self._product(value, ones, new, value.of), shape)
+            return self.reshape(self.op("MUL", [value, self.constant(ones)], new), shape)
         multiples = self.sizes([b // a for a, b in zip(old, new, strict=True)])
         return self.reshape(self.op("TILE", [self.reshape(value, old), multiples], new), shape)
 
@@ -233,15 +260,15 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def finish(self, metadata: Mapping[str, bytes], in_half: bool = False) -> bytes:
-        """Return the bytes of the file, with constants as float16 if `in_half`. Needs ai-edge-litert."""
-        nodes = _with_clamps(self._needed(), self._outputs.values())
+    def finish(self, in_half: bool = False) -> TfLiteGraph:
+        """Return the graph, with constants as float16 if `in_half`."""
+        nodes = fuse_clamps(self._needed(), self._outputs.values())
         inputs, outputs = self._inputs.values(), self._outputs.values()
         tensors, nodes = merge_reshapes(self._tensors, nodes, outputs)
         tensors, nodes = copy_before_overwriting(tensors, nodes, inputs, outputs)
         if in_half:
-            tensors, nodes = _stored_in_half(tensors, nodes)
-        return serialize(tensors, nodes, self._inputs, self._outputs, metadata)
+            tensors, nodes = store_in_half(tensors, nodes)
+        return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
 
     def _needed(self) -> list[TfLiteNode]:
         wanted, kept = set(self._outputs.values()), []
@@ -253,18 +280,26 @@ class LiteRtWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
 
     # -- helpers -------------------------------------------------------------------------------------------
 
-    def _tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> LiteRtValue:
+    def _tensor(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, of: IntegerType | None = None
+    ) -> LiteRtValue:
         shape = tuple(int(size) for size in shape)
-        _require_shape(shape)
-        self._tensors[name] = TfLiteTensor(shape, dtype)
-        return LiteRtValue(name, shape, dtype)
+        stored = dtype if of is None else of.dtype
+        self._tensors[name] = TfLiteTensor(
+            shape, stored, None, None if of is None else integers.scales_of(of)
+        )
+        return LiteRtValue(name, shape, dtype if of is None else F32, of)
 
     def _unique(self, stem: str) -> str:
         """Return a name that no tensor has; the first one is the stem itself."""
         return stem if stem not in self._tensors else f"{stem}.{len(self._tensors)}"
 
     def _constant_like(self, data: np.ndarray[Any, Any], value: LiteRtValue) -> LiteRtValue:
-        return self.constant(data)
+        if value.of is not None:
+            return self._stored(replace(self._tensors[value.tensor], shape=data.shape, data=data))
+        numbers = self.data(value)
+        assert numbers is not None
+        return self.constant(numbers)
 
     def _write_reshape(self, value: LiteRtValue, shape: tuple[int, ...]) -> LiteRtValue:
         return self.op("RESHAPE", [value, self.sizes(shape)], shape, newShape=list(shape))
@@ -281,46 +316,3 @@ def _broadcast_rank(kind: str, dtype: torch.dtype) -> int:
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     first = next((d for d, size in enumerate(shape) if size != 1), len(shape))
     return shape[first:]
-
-
-def _require_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) > MAX_RANK:
-        found = f"{len(shape)} dimensions {shape}, where LiteRT's delegate has at most {MAX_RANK}"
-        raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
-
-
-def _with_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[TfLiteNode]:
-    """Return nodes in which a clamp that alone reads an operator's result is part of that operator."""
-    readers = Counter(name for node in nodes for name in node.inputs if name)
-    readers.update(outputs)
-    clamps = {
-        node.inputs[0]: node for node in nodes if node.kind in _CLAMPS and readers[node.inputs[0] or ""] == 1
-    }
-    kept, left_out = [], set[str]()
-    for node in nodes:
-        clamp = clamps.get(node.outputs[0]) if node.kind in _CLAMPED else None
-        if clamp is not None:
-            options = {**node.options, "fusedActivationFunction": _CLAMPS[clamp.kind]}
-            node = replace(node, outputs=clamp.outputs, options=options)
-            left_out.update(clamp.outputs)
-            kept.append(node)
-        elif not (node.kind in _CLAMPS and left_out.issuperset(node.outputs)):
-            kept.append(node)
-    return kept
-
-
-def _stored_in_half(
-    tensors: Mapping[str, TfLiteTensor], nodes: Sequence[TfLiteNode]
-) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
-    """Store constants as float16 that lose nothing by it. XNNPACK's delegate widens them ahead of time."""
-    made, widening = dict(tensors), []
-    for name in dict.fromkeys(name for node in nodes for name in node.inputs if name):
-        tensor = tensors[name]
-        if tensor.data is None or tensor.dtype != torch.float32 or tensor.data.size < LEAST_HALVED:
-            continue
-        half = tensor.data.astype(np.float16)
-        if np.array_equal(half.astype(np.float32), tensor.data):
-            made[f"{name}.half"] = TfLiteTensor(tensor.shape, torch.float16, half)
-            made[name] = replace(tensor, data=None)
-            widening.append(TfLiteNode("DEQUANTIZE", (f"{name}.half",), (name,), {}))
-    return made, [*widening, *nodes]

@@ -19,9 +19,9 @@ from dimorder.graph.dynamic_sizes import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.graph.quantized import IntegerType
 from dimorder.physical.fuse_quantized import Annotation, How
 from dimorder.targets.graph_writer import ViewWriter
+from dimorder.targets.integer_kernels import integers_of, unfit_4_bits
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnBytes, XnnConstant, XnnGraph, XnnValue, constants_of
-from dimorder.targets.xnnpack.integer_kernels import integers_of, unfit_4_bits
 from dimorder.targets.xnnpack.integers import CHOOSES, DYNAMIC, MOVES, OPERANDS, READS, WEIGHTS
 from dimorder.targets.xnnpack.weights import XnnWeights
 

@@ -23,17 +23,15 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from dimorder.graph.exported import GraphWithTensors, graph_with_tensors
+from dimorder.graph.exported import GraphWithTensors
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import operator_at
 from dimorder.ops.quantization import is_dynamic
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.model import XnnModel
-from dimorder.verification.numerics import Float64Run
-from dimorder.verification.verify import Run, verify
-from dimorder.verification.verify_integers import require_near
+from dimorder.verification.verify import Run
+from dimorder.verification.verify_integers import require_meant, require_near
 
 aten = torch.ops.aten
 
@@ -77,7 +75,7 @@ def exact_run(
         model = _ModelRun(module, delegates, more)
         results = list(model.run(*inputs))
         if not is_dynamic(physical.graph_module):  # XNNPACK's own scales give other integers
-            _require_meant(physical, inputs, results, model.integers)
+            require_meant(physical, inputs, results, model.integers, "XNNPACK")
         return results
 
     return run
@@ -124,30 +122,6 @@ class _ModelRun(GraphRun):
             return result
         require_near(runtimes, result, "a portable kernel")
         return runtimes
-
-
-def _require_meant(
-    physical: ExportedProgram,
-    inputs: Sequence[Tensor],
-    results: Sequence[Tensor],
-    integers: Mapping[Node, Tensor],
-) -> None:
-    """Check that the physical program computes these integers and results.
-
-    Each is computed from the integers before it.
-    """
-    nodes = {node.name: node for node in integers}
-    program = Float64Run(graph_with_tensors(physical), {name: integers[node] for name, node in nodes.items()})
-    wanted = program.tensors(*inputs)
-    for each, differences in program.differences.items():
-        node = nodes[each.name]
-        differences.require_few(f"{operator_at(node)} as it was written for XNNPACK")
-    # Another result may be a choice between floats that are nearly the same.
-    real = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype in _NUMBERS]
-    verify([g for g, _ in real], [w.to(g.dtype) for g, w in real], what="what was written for XNNPACK")
-
-
-_NUMBERS = (torch.float32, torch.int8, torch.uint8)
 
 
 def _with_roundings(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:

@@ -1,7 +1,6 @@
 """Compute in torch what XNNPACK's int8 kernels give; the runtime must agree bit for bit.
 
-`ROUNDINGS` says how each family of kernels rounds (XNNPACK of ExecuTorch 1.5.1), on x86 and on Arm alike.
-tests/device/test_kernels.py runs every integer, and every pair of two, on emulated cores.
+`ROUNDINGS` says how each family of kernels rounds (XNNPACK of ExecuTorch 1.5.1).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.graph import XnnValue, constants_of
 from dimorder.targets.xnnpack.integers import MOVES, PACKING
 from dimorder.verification import arithmetic
+from dimorder.verification import xnnpack_roundings as roundings
 from dimorder.verification.differences import Differences, Origin
 from dimorder.verification.verify_integers import require_near
 
@@ -75,17 +75,6 @@ class _Int8Kernel:
     def compute(self, *operands: Tensor) -> Tensor:
         """Return the result for these operands, before it is rounded."""
         return _FLOAT[self.kind](self.fields, *operands)
-
-    @property
-    def centred(self) -> list[Tensor]:
-        """The operands in float64, less their zero points."""
-        pairs = zip(self.operands, self.types, strict=True)
-        return [x.double() if of is None else x.double() - of.zero_point for x, of in pairs]
-
-    @property
-    def real(self) -> list[Tensor]:
-        """The numbers that the operands stand for, in float32."""
-        return [_real(x, of) for x, of in zip(self.operands, self.types, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -195,62 +184,35 @@ def _fields_and_bounds(node: GraphNode) -> tuple[_Fields, tuple[float, float]]:
 # -- how each family rounds; the results are clamped afterwards ----------------------------------------------
 
 
-def _real(x: Tensor, of: IntegerType | None) -> Tensor:
-    return x.float() if of is None else (x.float() - of.zero_point) * of.scale
-
-
 def _convert(x: Tensor, of: IntegerType | None, result: IntegerType | None) -> Tensor:
     """Dequantise, or round what is over the scale and add the zero point, or both."""
-    real = _real(x, of)
-    if result is None:
-        return real
-    return arithmetic.round_then_offset(real * _inverse(result), result.zero_point).clamp(
-        result.low, result.high
-    )
-
-
-def _inverse(of: IntegerType) -> Tensor:
-    """Return one over a scale, both as float32."""
-    return 1 / torch.tensor(of.scale, dtype=torch.float32)
+    real = roundings.real(x, of)
+    return real if result is None else roundings.quantized(real, result).clamp(result.low, result.high)
 
 
 def _scaled_sum(k: _Int8Kernel) -> Tensor:
-    """Round the sum of products in int32 times a float32 scale, and add the zero point."""
     first, second = k.types[:2]
-    scales = k.scales if second is None else torch.tensor(second.scale, dtype=torch.float32)
+    scales = k.scales if second is None else second.scale
     assert first is not None and scales is not None
-    scale = (first.scale * scales / k.result.scale).to(torch.float32)
-    return arithmetic.round_then_offset(k.compute(*k.centred).to(torch.float32) * scale, k.result.zero_point)
+    operands = [roundings.centred(x, of) for x, of in zip(k.operands, k.types, strict=True)]
+    return roundings.scaled_sum(k.compute(*operands), first, scales, k.result)
 
 
 def _scaled_mean(k: _Int8Kernel) -> Tensor:
-    """Round the sum times a float32 scale, plus an offset in float32 for the zero points.
-
-    XNNPACK's kernels scale the sum as it is, and subtract the zero points afterwards.
-    """
-    (x,), (of,), taps = k.operands, k.types, math.prod(k.operands[0].shape[1:3])
+    (x,), (of,) = k.operands, k.types
     assert of is not None
-    factor = torch.tensor(of.scale / (k.result.scale * taps), dtype=torch.float32)
-    offset = k.result.zero_point - taps * of.zero_point * factor
-    return arithmetic.offset_then_round(x.double().sum((1, 2)).to(torch.float32) * factor, offset)
+    return roundings.scaled_mean(x, of, (1, 2), k.result)
 
 
 def _fixed_point_sum(k: _Int8Kernel) -> Tensor:
-    """Add each operand times an integer of 21 bits, and shift right. Halves are rounded up."""
-    scales = [
-        torch.tensor(of.scale, dtype=torch.float32) / k.result.scale for of in k.types if of is not None
-    ]
-    shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
-    factors = [torch.round(s.double() * 2**shift) for s in scales]
-    terms = [factor * x for factor, x in zip(factors, k.centred, strict=True)]
-    return arithmetic.shift_right(k.compute(*terms).to(torch.int64), shift) + k.result.zero_point
+    types = [of for of in k.types if of is not None]
+    return roundings.fixed_point_sum(k.compute, k.operands, types, k.result)
 
 
 def _table(k: _Int8Kernel) -> Tensor:
-    """Compute in float32, over the scale, plus the zero point, then round, for each of 256 integers."""
-    return arithmetic.offset_then_round(
-        k.compute(*k.real).to(torch.float32) * _inverse(k.result), k.result.zero_point
-    )
+    """Compute in float32, for each of 256 integers."""
+    real = (roundings.real(x, of) for x, of in zip(k.operands, k.types, strict=True))
+    return roundings.table(k.compute(*real), k.result)
 
 
 def _chosen(k: _Int8Kernel) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from dimorder.graph.dynamic_sizes import common_divisor, is_fixed
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.graph_writer import join_in_steps
+from dimorder.targets.integer_kernels import SELECTION, TIMES_ONES, shape_of
 from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type
-from dimorder.targets.xnnpack.integer_kernels import SELECTION, TIMES_ONES, shape_of
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
+from dimorder.targets.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
-from dimorder.targets.xnnpack.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.builder import XnnBuilder

@@ -19,8 +19,7 @@ from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import resized_by
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
-from dimorder.targets.table import Arguments, Row
-from dimorder.targets.xnnpack.integer_kernels import (
+from dimorder.targets.integer_kernels import (
     MEAN,
     OTHERWISE,
     SELECTION,
@@ -28,6 +27,7 @@ from dimorder.targets.xnnpack.integer_kernels import (
     shape_of,
     weighted,
 )
+from dimorder.targets.table import Arguments, Row
 from dimorder.targets.xnnpack.kernels import TAPS
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import is_float16, pair, times

@@ -8,8 +8,8 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 
 from dimorder.graph.quantized import Integers
+from dimorder.targets.integer_kernels import operand_integers, type_of
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnScales, XnnValue
-from dimorder.targets.xnnpack.integer_kernels import operand_integers, type_of
 
 
 class XnnWeights:

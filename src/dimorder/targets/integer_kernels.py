@@ -1,5 +1,7 @@
 """Say under which conditions XNNPACK's int8 kernels compute what a quantized program does.
 
+ExecuTorch and LiteRT both run them, so targets xnnpack and litert share the conditions.
+
 XNNPACK checks some of these conditions when it makes a runtime. Under the others its kernels are exact: they
 give the integers that are quantized next. The rows of the physical operators name their kernels.
 """

@@ -1,0 +1,181 @@
+"""List how LiteRT's XNNPACK delegate computes each physical operator of integers: the conditions table.
+
+Operators that always move elements need no row. An operator without a row is a float island, and so is one
+that runs beside the delegate: floats inside of it are faster than a part of the network outside of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.graph.quantized import IntegerType, Scaled
+from dimorder.ops.dialect import OPS as dimorder
+from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel, KernelRule
+from dimorder.targets.integer_kernels import (
+    CHOICE,
+    MATRICES,
+    MEAN,
+    OTHERWISE,
+    PLUS,
+    SELECTION,
+    TIMES,
+    TIMES_ONES,
+    shape_of,
+    weighted,
+)
+from dimorder.targets.litert.integers import activation
+from dimorder.targets.litert.spatial import (
+    PART_TAPS,
+    is_nearest_multiple,
+    is_whole_picture,
+    pool_factors,
+    pool_padding,
+)
+from dimorder.targets.table import Arguments
+
+aten = torch.ops.aten
+
+
+def _beside(kind: str) -> str:
+    return f"LiteRT computes {kind} of int8 beside XNNPACK's delegate"
+
+
+# -- rules -------------------------------------------------------------------------------------------------
+
+
+def _convolution(a: Arguments) -> FoundKernel:
+    return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"))
+
+
+def _linear(a: Arguments) -> FoundKernel:
+    if isinstance(a.weight, Tensor):
+        return weighted(a.weight, a.bias, ("weight", "bias"))
+    return MATRICES if a.bias is None else "a linear with a weight that is computed, and a bias"
+
+
+def _matmul(a: Arguments) -> FoundKernel:
+    if isinstance(a.other, Tensor) and math.prod(a.other.shape[:-2]) == 1:
+        return weighted(a.other.reshape(a.other.shape[-2:]).t(), None, ("other",))
+    return MATRICES
+
+
+def _alpha(kernel: IntegerKernel) -> KernelRule:
+    return lambda a: kernel if getattr(a, "alpha", 1) == 1 else None
+
+
+def _clamp(target: Any) -> KernelRule:
+    """Return the rule of a clamp, which a product with ones computes if an activation has the bounds."""
+
+    def rule(a: Arguments) -> FoundKernel:
+        low, high = CLAMP_BOUNDS[target](vars(a))
+        bounds = -math.inf if low is None else float(low), math.inf if high is None else float(high)
+
+        def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+            if activation(*bounds, result) is None:
+                return f"a clamp to [{bounds[0]:g}, {bounds[1]:g}], which no activation of LiteRT has"
+            return TIMES_ONES.unmet(operands, result)
+
+        return IntegerKernel(unmet)
+
+    return rule
+
+
+def _of_type(scale: float, zero_point: int) -> IntegerKernel:
+    """Return the kernel of a function whose result all of LiteRT's kernels have in one type."""
+
+    def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+        if any(of.dtype != torch.int8 for of in (*operands, result)):
+            return "unsigned integers, which only the boundary has"
+        if (result.scale, result.zero_point) != (scale, zero_point):
+            return f"a result that is not of scale 1/{1 / scale:g} and zero point {zero_point}"
+        return None
+
+    return IntegerKernel(unmet)
+
+
+def _reduction(kernel: IntegerKernel) -> Callable[[Arguments], FoundKernel]:
+    """Return the rule of a reduction, which moves nothing where all that it reduces has size 1."""
+
+    return lambda a: kernel if _count(a) > 1 else MOVE
+
+
+def _count(a: Arguments) -> int:
+    """Return how many elements each result of a reduction is made of."""
+    shape = shape_of(a.self)
+    dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
+    return math.prod(shape[d] for d in dims)
+
+
+def _sum(a: Arguments) -> FoundKernel:
+    """Return the kernel of a sum, which is the mean of as many times its operand's numbers."""
+    count = _count(a)
+
+    def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+        return MEAN.unmet([replace(of, scale=of.scale * count) for of in operands], result)
+
+    return IntegerKernel(unmet) if count > 1 else MOVE
+
+
+def _avg_pool(a: Arguments) -> FoundKernel:
+    """Return the kernel of a mean: MEAN of a whole picture, else a depthwise convolution with ones."""
+    shape, taps = shape_of(a.x), math.prod(a.kernel_size)
+    if is_whole_picture(a, shape):
+        return MEAN
+    if taps > PART_TAPS:
+        return f"means of {taps} taps, where XNNPACK is fast up to {PART_TAPS}"
+    if pool_factors(a, shape, pool_padding(shape, a)) is not None:
+        return "means whose windows count other elements than those that they have"
+    ones = torch.ones(shape[3], *a.kernel_size, 1, dtype=torch.int8)
+    return weighted(Scaled.of(ones, torch.tensor(1 / taps)), None, ())
+
+
+def _pad(a: Arguments) -> FoundKernel:
+    """Return the kernel of a pad, which adds what stands for a number; 0 is one in every type."""
+    fills = any(side > 0 for side in a.pad) and (getattr(a, "value", None) or 0) != 0
+    return SELECTION if fills else MOVE
+
+
+KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
+    {
+        dimorder.conv2d_nhwc.default: _convolution,
+        dimorder.conv_transpose2d_nhwc.default: _convolution,
+        dimorder.conv3d_ndhwc.default: "LiteRT has no int8 CONV_3D",
+        dimorder.max_pool2d_nhwc.default: SELECTION,
+        dimorder.avg_pool2d_nhwc.default: _avg_pool,
+        dimorder.upsample_nearest2d_nhwc.default: lambda a: TIMES_ONES if is_nearest_multiple(a) else MOVE,
+        dimorder.upsample_bilinear2d_nhwc.default: OTHERWISE,
+        dimorder.prelu_last.default: OTHERWISE,
+        aten.linear.default: _linear,
+        aten.matmul.default: _matmul,
+        **{each.Tensor: _alpha(PLUS) for each in (aten.add, aten.sub, aten.rsub)},
+        **{each.Scalar: _alpha(PLUS) for each in (aten.add, aten.sub, aten.rsub)},
+        aten.mul.Tensor: TIMES,
+        aten.mul.Scalar: TIMES,
+        aten.div.Tensor: OTHERWISE,
+        aten.div.Scalar: OTHERWISE,
+        aten.leaky_relu.default: OTHERWISE,
+        aten.sum.dim_IntList: _sum,
+        aten.mean.dim: _reduction(MEAN),
+        aten.amax.default: _reduction(CHOICE),
+        aten.amin.default: _beside("REDUCE_MIN"),
+        aten.sigmoid.default: _of_type(1 / 256, -128),
+        aten.tanh.default: _of_type(1 / 128, 0),
+        aten.constant_pad_nd.default: _pad,
+        aten.maximum.default: _beside("MAXIMUM"),
+        aten.minimum.default: _beside("MINIMUM"),
+        aten.softmax.int: _beside("SOFTMAX"),
+        aten.gelu.default: _beside("GELU"),
+        aten.hardswish.default: _beside("HARD_SWISH"),
+        aten.exp.default: _beside("EXP"),
+        aten.abs.default: _beside("ABS"),
+        **{target: _clamp(target) for target in CLAMP_BOUNDS},
+    }
+)

@@ -1,0 +1,282 @@
+"""Compute in torch what LiteRT's XNNPACK delegate gives for integers; the runtime must agree bit for bit.
+
+`ROUNDINGS` says how each operator of integers rounds. Floats are not computed: what is rounded from them is
+the runtime's, and is compared with the physical program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dimorder.graph.interpreter import GraphNode, interpret
+from dimorder.graph.quantized import IntegerType
+from dimorder.ops.dialect import OPS
+from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode
+from dimorder.targets.litert.integers import ACTIVATIONS, CONVERTS, WEIGHTS, bounds_of, type_of_tensor
+from dimorder.verification import arithmetic
+from dimorder.verification import xnnpack_roundings as roundings
+
+
+@dataclass(frozen=True)
+class LiteRtModel:
+    """A finished graph.
+
+    `rounded` are the integers, and the outputs, that the model does not compute from what is known.
+    """
+
+    graph: TfLiteGraph
+
+    @property
+    def rounded(self) -> list[str]:
+        known = {name for name, tensor in self.graph.tensors.items() if tensor.data is not None}
+        known |= {*self.graph.inputs.values()}
+        found = list[str]()
+        for node in self.graph.nodes:
+            is_known = self.computes(node) and known.issuperset(filter(None, node.inputs))
+            given = [name for name in node.outputs if not is_known and self._is_given(name)]
+            known |= {*node.outputs} if is_known else {*given}
+            found += given
+        return found
+
+    def _is_given(self, name: str) -> bool:
+        return self.graph.tensors[name].scales is not None or name in self.graph.outputs.values()
+
+    def computes(self, node: TfLiteNode) -> bool:
+        """Return whether the model has an operator: of integers, or one that moves or converts."""
+        of = self.graph.tensors[node.outputs[0]].scales
+        return node.kind in {*CONVERTS, *_MOVED, "PAD"} or (of is not None and node.kind in ROUNDINGS)
+
+    def run(
+        self, inputs: Sequence[Tensor], rounded: Mapping[str, Tensor], kept: Collection[str]
+    ) -> Mapping[str, Any]:
+        """Return the tensors `kept` for these inputs; the runtime gives those in `rounded`."""
+        graph = self.graph
+        constants = {
+            name: torch.from_numpy(tensor.data)
+            for name, tensor in graph.tensors.items()
+            if tensor.data is not None
+        }
+        feed = zip(graph.inputs.values(), inputs, strict=True)
+        values = {**constants, **{name: x.reshape(graph.tensors[name].shape) for name, x in feed}}
+        nodes = [
+            GraphNode(node.kind, tuple(filter(None, node.inputs)), name, node)
+            for node in graph.nodes
+            for name in node.outputs
+        ]
+
+        def compute(node: GraphNode, operands: Sequence[Tensor | None]) -> Tensor | None:
+            if node.output in rounded:
+                return rounded[node.output]
+            known = [each for each in operands if each is not None]
+            is_known = len(known) == len(operands) and self.computes(node.attributes)
+            return self.result(node.attributes, known) if is_known else None
+
+        return interpret(nodes, values, kept, compute)
+
+    def result(self, node: TfLiteNode, operands: Sequence[Tensor]) -> Tensor:
+        """Return the result of an operator that the model has."""
+        tensor = self.graph.tensors[node.outputs[0]]
+        names = [name for name in node.inputs if name]
+        of = type_of_tensor(tensor)
+        if node.kind == "DEQUANTIZE":
+            return roundings.real(operands[0], self._type(names[0]))
+        if node.kind == "QUANTIZE":
+            assert of is not None
+            return _quantized(operands[0], self._type(names[0]), of)
+        if node.kind == "PAD":
+            fill = 0 if of is None else of.zero_point
+            return arithmetic.pad(operands[0], operands[1].tolist(), fill)
+        if node.kind in _MOVED:
+            moved: Tensor = _MOVED[node.kind](node, *operands)
+            return moved.reshape(tensor.shape)
+        assert of is not None
+        kernel = _TfLiteKernel(
+            node, operands, [self._type(name) for name in names], of, self._weight_scales(node)
+        )
+        low, high = bounds_of(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)], of)
+        return ROUNDINGS[node.kind](kernel).clamp(low, high).to(of.dtype).reshape(tensor.shape)
+
+    def _type(self, name: str) -> IntegerType | None:
+        return type_of_tensor(self.graph.tensors[name])
+
+    def _weight_scales(self, node: TfLiteNode) -> Tensor | None:
+        places = WEIGHTS.get(node.kind)
+        if places is None:
+            return None
+        scales = self.graph.tensors[node.inputs[places.weight] or ""].scales
+        assert scales is not None
+        return torch.tensor(scales.scales, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class _TfLiteKernel:
+    """An operator of integers with its operands, their types, and the scales of its weight."""
+
+    node: TfLiteNode
+    operands: Sequence[Tensor]
+    types: Sequence[IntegerType | None]
+    result: IntegerType
+    scales: Tensor | None
+
+    def type(self, place: int) -> IntegerType:
+        of = self.types[place]
+        assert of is not None
+        return of
+
+    def centred(self, place: int) -> Tensor:
+        return roundings.centred(self.operands[place], self.type(place))
+
+    def option(self, *names: str) -> list[int]:
+        return [self.node.options[name] for name in names]
+
+
+_Total: TypeAlias = "Callable[[_TfLiteKernel, Tensor, Tensor, Tensor | None], Tensor]"
+
+
+def _quantized(x: Tensor, own: IntegerType | None, of: IntegerType) -> Tensor:
+    if own is not None and own.dtype != of.dtype:  # signed and unsigned integers of one scale
+        return (x.to(torch.int32) + (of.zero_point - own.zero_point)).to(of.dtype)
+    return roundings.quantized(x, of).clamp(of.low, of.high).to(of.dtype)
+
+
+# -- how each operator rounds; the results are clamped afterwards --------------------------------------------
+
+
+def _weighted(
+    total: Callable[[_TfLiteKernel, Tensor, Tensor, Tensor | None], Tensor],
+) -> Callable[[_TfLiteKernel], Tensor]:
+    """Return the rounding of sums of products with a weight: in int32, times a float32 scale per channel."""
+
+    def rounding(k: _TfLiteKernel) -> Tensor:
+        places = WEIGHTS[k.node.kind]
+        bias = k.operands[places.bias].double() if len(k.operands) > places.bias else None
+        assert k.scales is not None
+        sums = total(k, k.centred(places.data), k.operands[places.weight].double(), bias)
+        return roundings.scaled_sum(sums, k.type(places.data), k.scales, k.result)
+
+    return rounding
+
+
+def _same_pads(k: _TfLiteKernel, x: Tensor, taps: Sequence[int], out: Sequence[int]) -> list[int]:
+    """Return the padding before and after rows and columns: of SAME, or none."""
+    if k.node.options["padding"]:
+        return [0, 0, 0, 0]
+    pads, strides = list[int](), k.option("strideH", "strideW")
+    for size, step, tap, dilation, count in zip(x.shape[1:3], strides, taps, _dilation(k), out, strict=True):
+        needed = max((count - 1) * step + dilation * (tap - 1) + 1 - size, 0)
+        pads += [needed // 2, needed - needed // 2]
+    return pads
+
+
+def _dilation(k: _TfLiteKernel) -> list[int]:
+    return [k.node.options.get(name, 1) for name in ("dilationHFactor", "dilationWFactor")]
+
+
+def _conv(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    strides, taps = k.option("strideH", "strideW"), weight.shape[1:3]
+    out = [-(-size // step) for size, step in zip(x.shape[1:3], strides, strict=True)]
+    pads = _same_pads(k, x, taps, out)
+    groups = x.shape[3] // weight.shape[3]
+    return arithmetic.conv(x, weight, bias, strides, pads, _dilation(k), groups)
+
+
+def _depthwise(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _conv(k, x, weight.permute(3, 1, 2, 0), bias)
+
+
+def _conv_transpose(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    window = k.option("strideH", "strideW"), (0, 0), (0, 0), (1, 1)
+    y: Tensor = OPS.conv_transpose2d_nhwc.default(x, weight, bias, *window, 1)
+    return y
+
+
+def _linear(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _product(multiply: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
+    """Return the rounding of a product of two values of integers."""
+
+    def rounding(k: _TfLiteKernel) -> Tensor:
+        sums = multiply(k, k.centred(0), k.centred(1))
+        return roundings.scaled_sum(sums, k.type(0), k.type(1).scale, k.result)
+
+    return rounding
+
+
+def _matmul(k: _TfLiteKernel, x: Tensor, y: Tensor) -> Tensor:
+    return x @ (y.transpose(-1, -2) if k.node.options["adjY"] else y)
+
+
+def _sum(add: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
+    return lambda k: roundings.fixed_point_sum(add, k.operands, [k.type(0), k.type(1)], k.result)
+
+
+def _mean(k: _TfLiteKernel) -> Tensor:
+    return roundings.scaled_mean(k.operands[0], k.type(0), k.operands[1].tolist(), k.result)
+
+
+def _function(function: Callable[[Tensor], Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
+    """Return the rounding of a function of one value, which is a table."""
+    return lambda k: roundings.table(function(roundings.real(k.operands[0], k.type(0))), k.result)
+
+
+def _max_pool(k: _TfLiteKernel) -> Tensor:
+    taps, x = k.option("filterHeight", "filterWidth"), k.operands[0].double()
+    strides = k.option("strideH", "strideW")
+    out = [-(-size // step) for size, step in zip(x.shape[1:3], strides, strict=True)]
+    return arithmetic.max_pool(x, taps, strides, _same_pads(k, x, taps, out))
+
+
+def _chosen(choose: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:
+    """Return the rounding of an operator whose results are some of its operands."""
+    return lambda k: choose(*(x.double() if of else x for x, of in zip(k.operands, k.types, strict=True)))
+
+
+ROUNDINGS: Mapping[str, Callable[[_TfLiteKernel], Tensor]] = MappingProxyType(
+    {
+        "CONV_2D": _weighted(_conv),
+        "DEPTHWISE_CONV_2D": _weighted(_depthwise),
+        "TRANSPOSE_CONV": _weighted(_conv_transpose),
+        "FULLY_CONNECTED": _weighted(_linear),
+        "BATCH_MATMUL": _product(_matmul),
+        "MUL": _product(lambda k, x, y: x * y),
+        "ADD": _sum(torch.add),
+        "SUB": _sum(torch.sub),
+        "MEAN": _mean,
+        "LOGISTIC": _function(torch.sigmoid),
+        "TANH": _function(torch.tanh),
+        "MAX_POOL_2D": _max_pool,
+        "REDUCE_MAX": _chosen(lambda x, dims: x.amax(dims.tolist(), keepdim=True)),
+        "MAXIMUM": _chosen(torch.maximum),
+        "MINIMUM": _chosen(torch.minimum),
+        "PADV2": _chosen(lambda x, pads, value: arithmetic.pad(x, pads.tolist(), float(value))),
+    }
+)
+
+# -- what moves elements -------------------------------------------------------------------------------------
+
+
+def _strided(n: TfLiteNode, x: Tensor, starts: Tensor, ends: Tensor, steps: Tensor) -> Tensor:
+    cuts = zip(starts.tolist(), ends.tolist(), steps.tolist(), strict=True)
+    return x[tuple(slice(*cut) for cut in cuts)]
+
+
+_MOVED: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "RESHAPE": lambda n, x, shape: x,
+        "TRANSPOSE": lambda n, x, order: x.permute(order.tolist()),
+        "SLICE": lambda n, x, starts, sizes: arithmetic.cut(x, starts.tolist(), sizes.tolist()),
+        "STRIDED_SLICE": _strided,
+        "CONCATENATION": lambda n, *x: torch.cat(x, n.options["axis"]),
+        "GATHER": lambda n, x, at: x.index_select(n.options["axis"], at),
+        "REVERSE_V2": lambda n, x, dims: x.flip(dims.tolist()),
+        "TILE": lambda n, x, multiples: x.repeat(multiples.tolist()),
+    }
+)

@@ -1,0 +1,57 @@
+"""Change the operators of a finished LiteRT graph: clamps belong to what they clamp, constants are halved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor
+
+LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
+# The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
+_CLAMPED = frozenset(
+    ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
+)
+_CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3})
+
+
+def fuse_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[TfLiteNode]:
+    """Return nodes in which a clamp that alone reads an operator's result is part of that operator."""
+    readers = Counter(name for node in nodes for name in node.inputs if name)
+    readers.update(outputs)
+    clamps = {
+        node.inputs[0]: node for node in nodes if node.kind in _CLAMPS and readers[node.inputs[0] or ""] == 1
+    }
+    kept, left_out = [], set[str]()
+    for node in nodes:
+        clamp = clamps.get(node.outputs[0]) if node.kind in _CLAMPED else None
+        if clamp is not None:
+            options = {**node.options, "fusedActivationFunction": _CLAMPS[clamp.kind]}
+            node = replace(node, outputs=clamp.outputs, options=options)
+            left_out.update(clamp.outputs)
+            kept.append(node)
+        elif not (node.kind in _CLAMPS and left_out.issuperset(node.outputs)):
+            kept.append(node)
+    return kept
+
+
+def store_in_half(
+    tensors: Mapping[str, TfLiteTensor], nodes: Sequence[TfLiteNode]
+) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
+    """Store constants as float16 that lose nothing by it. XNNPACK's delegate widens them ahead of time."""
+    made, widening = dict(tensors), []
+    for name in dict.fromkeys(name for node in nodes for name in node.inputs if name):
+        tensor = tensors[name]
+        if tensor.data is None or tensor.dtype != torch.float32 or tensor.data.size < LEAST_HALVED:
+            continue
+        half = tensor.data.astype(np.float16)
+        if np.array_equal(half.astype(np.float32), tensor.data):
+            made[f"{name}.half"] = TfLiteTensor(tensor.shape, torch.float16, half)
+            made[name] = replace(tensor, data=None)
+            widening.append(TfLiteNode("DEQUANTIZE", (f"{name}.half",), (name,), {}))
+    return made, [*widening, *nodes]

@@ -1,0 +1,79 @@
+"""Round as XNNPACK's int8 kernels do (`qs8`), in torch, bit for bit; ExecuTorch and LiteRT both run them.
+
+They round alike on x86 and on Arm. tests/device/test_kernels.py runs every integer, and every pair of two, on
+emulated cores. The results are not clamped to the range of the integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dimorder.graph.quantized import IntegerType
+from dimorder.verification.arithmetic import offset_then_round, round_then_offset, shift_right
+
+
+def real(x: Tensor, of: IntegerType | None) -> Tensor:
+    """Return the numbers that integers stand for, in float32. Floats stay as they are."""
+    return x.float() if of is None else (x.float() - of.zero_point) * of.scale
+
+
+def centred(x: Tensor, of: IntegerType | None) -> Tensor:
+    """Return integers less their zero point, in float64."""
+    return x.double() if of is None else x.double() - of.zero_point
+
+
+def quantized(x: Tensor, result: IntegerType) -> Tensor:
+    """Return floats over the scale, rounded, plus the zero point."""
+    return round_then_offset(x * _inverse(result), result.zero_point)
+
+
+def scaled_sum(total: Tensor, first: IntegerType, scales: Tensor | float, result: IntegerType) -> Tensor:
+    """Round a sum of products in int32 times a float32 scale, and add the zero point.
+
+    `scales` are those of the second operand: one, or one per output channel.
+    """
+    second = torch.as_tensor(scales, dtype=torch.float32)
+    scale = (first.scale * second / result.scale).to(torch.float32)
+    return round_then_offset(total.to(torch.float32) * scale, result.zero_point)
+
+
+def scaled_mean(x: Tensor, of: IntegerType, dims: Sequence[int], result: IntegerType) -> Tensor:
+    """Round the sum over dimensions times a float32 scale, plus an offset in float32 for the zero points.
+
+    XNNPACK's kernels scale the sum as it is, and subtract the zero points afterwards. `dims` keep size 1.
+    """
+    taps = math.prod(x.shape[d] for d in dims)
+    factor = torch.tensor(of.scale / (result.scale * taps), dtype=torch.float32)
+    offset = result.zero_point - taps * of.zero_point * factor
+    return offset_then_round(x.double().sum(tuple(dims), keepdim=True).to(torch.float32) * factor, offset)
+
+
+def fixed_point_sum(
+    add: Callable[..., Tensor],
+    operands: Sequence[Tensor],
+    types: Sequence[IntegerType],
+    result: IntegerType,
+) -> Tensor:
+    """Add each operand times an integer of 21 bits, and shift right. Halves are rounded up.
+
+    `add` adds or subtracts.
+    """
+    scales = [torch.tensor(of.scale, dtype=torch.float32) / result.scale for of in types]
+    shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
+    factors = [torch.round(s.double() * 2**shift) for s in scales]
+    terms = [factor * centred(x, of) for factor, x, of in zip(factors, operands, types, strict=True)]
+    return shift_right(add(*terms).to(torch.int64), shift) + result.zero_point
+
+
+def table(y: Tensor, result: IntegerType) -> Tensor:
+    """Return what a table has for a function's results: over the scale, plus the zero point, rounded."""
+    return offset_then_round(y.to(torch.float32) * _inverse(result), result.zero_point)
+
+
+def _inverse(of: IntegerType) -> Tensor:
+    """Return one over a scale, both as float32."""
+    return 1 / torch.tensor(of.scale, dtype=torch.float32)
