@@ -67,9 +67,7 @@ def pad(
     added = [(max(low, 0), max(high, 0)) for low, high in zip(before, after, strict=True)]
     if not any(map(any, added)):
         return x
-    if (
-        fill != 0 and x.dtype == F32 and w.in_integers is None
-    ):  # XNNPACK concatenates floats, and has no PADV2
+    if fill != 0 and x.dtype == F32 and w.in_integers is None:  # XNNPACK has no PADV2
         for d, ends in enumerate(added):
             if any(ends):
                 edges = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in ends]
