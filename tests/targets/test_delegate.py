@@ -73,7 +73,7 @@ def test_a_program_of_delegates_is_what_torch_export_gives() -> None:
 
 
 def test_so_is_one_of_dynamic_sizes() -> None:
-    dims = {0: Dim("n", min=2, max=8), 2: Dim("h", min=2, max=16)}
+    dims = {0: Dim("n", min=2, max=8), 2: Dim("h", min=3, max=16)}
     symbolic = torch.export.export(torch.nn.ReLU(), (X,), dynamic_shapes=(dims,))
     (value,) = (node.meta["val"] for node in symbolic.graph.find_nodes(op="placeholder"))
     shapes = [[lambda sizes: sizes[0], 4, lambda sizes: (sizes[2] + 1) // 2, 7]]
