@@ -30,7 +30,7 @@ class LiteRtValue(NamedValue[torch.dtype]):
     of: IntegerType | None = None
 
 
-class IntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
+class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     """Writes operators that read and write integers.
 
     `in_integers` says how the one operator of the next call that computes does so.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.targets.litert.coefficients import ERF_P, ERF_Q
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
@@ -97,29 +98,10 @@ def mish(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
     return mul(w, x, w.elementwise("DIV", n, add(w, n, 2.0)))
 
 
-# The coefficients of x P(x²) / Q(x²), the lowest last (Eigen's float32 erf; off by at most 4 ulp).
-_ERF_P = (
-    -2.72614225801306e-10,
-    2.77068142495902e-08,
-    -2.10102402082508e-06,
-    -5.69250639462346e-05,
-    -7.34990630326855e-04,
-    -2.95459980854025e-03,
-    -1.60960333262415e-02,
-)
-_ERF_Q = (
-    -1.45660718464996e-05,
-    -2.13374055278905e-04,
-    -1.68282697438203e-03,
-    -7.37332916720468e-03,
-    -1.42647390514189e-02,
-)
-
-
 def erf(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
     x = clamp(w, x, -4.0, 4.0)
     square = mul(w, x, x)
-    return w.elementwise("DIV", mul(w, x, _polynomial(w, square, _ERF_P)), _polynomial(w, square, _ERF_Q))
+    return w.elementwise("DIV", mul(w, x, _polynomial(w, square, ERF_P)), _polynomial(w, square, ERF_Q))
 
 
 def _polynomial(w: LiteRtWriter, x: LiteRtValue, coefficients: Sequence[float]) -> LiteRtValue:

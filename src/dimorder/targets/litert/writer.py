@@ -22,7 +22,7 @@ from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
 from dimorder.targets.litert.in_place import copy_before_overwriting
-from dimorder.targets.litert.integer_writer import F32, IntegerWriter, LiteRtValue
+from dimorder.targets.litert.integer_writer import F32, LiteRtValue, TfLiteIntegerWriter
 from dimorder.targets.litert.integers import CONVERTS, MOVES
 from dimorder.targets.litert.passes import fuse_clamps, store_in_half
 from dimorder.targets.litert.reshapes import merge_reshapes
@@ -35,7 +35,7 @@ _BROADCAST_RANKS: Mapping[str, int] = MappingProxyType(
 )
 
 
-class LiteRtWriter(IntegerWriter):
+class LiteRtWriter(TfLiteIntegerWriter):
     """Builds one graph; `finish` returns its bytes. Operators that no output needs are left out.
 
     `hint` is the name of the next operators' results.
