@@ -14,8 +14,6 @@ INFO = TargetInfo(
     "dimorder.targets.litert.target:TARGET",
     kind="a .tflite file",
     begins=(4, b"TFL3"),
-    recipes={
-        "int8": "as XNNPACKQuantizer does: int8, weights by output channel, activations static",
-    },
+    recipes={"int8": "weights and activations of 8 bits, with scales from a calibration"},
     options={"kernels": "what runs a file here: xnnpack (default), builtin or reference"},
 )
