@@ -172,7 +172,8 @@ class Table:
         for tensor in (node, *node.all_input_nodes):
             for value in results(tensor):
                 reason = self.unfit(value, tensor in constants)
-                if reason and not (row.integers and value.dtype in (torch.int8, torch.uint8)):
+                in_8_bits = isinstance(value, Tensor) and value.dtype in (torch.int8, torch.uint8)
+                if reason and not (row.integers and in_8_bits):
                     return reason
         return row.check(arguments)
 
