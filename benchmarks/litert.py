@@ -268,7 +268,7 @@ def _told(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("litert", __doc__, NETWORKS)
-    parser.add_argument("--tool", nargs=1, action="extend", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--tool", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="keep the files, and use them again")
     options = parser.parse_args(arguments)
     pythons = dict(each.split("=", 1) for each in options.tool)

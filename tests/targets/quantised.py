@@ -40,6 +40,36 @@ class Between(nn.Module):
         return tuple(quantised(computed, *result, self.INTEGERS) for result in self.results)
 
 
+class Symmetric(nn.Module):
+    """A product of matrices of which the right one has zero point 0."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.transposed = transposed
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = quantised(x, 0.0247, 5), quantised(y, 0.0313, 0)
+        y = y.transpose(2, 3) if self.transposed else y.reshape(2, 6, 7, 5)
+        return quantised(x @ y, 0.0911, -7)
+
+
+class Difference(nn.Module):
+    """A difference, and a convolution of it, between quantised values; a softmax in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.integers = torch.randint(-127, 128, (6, 6, 1, 1), generator=generator).to(torch.int8)
+        self.scales = 0.002 + 0.004 * torch.rand(6, generator=generator)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros(6, dtype=torch.int64)
+        weight = DEQUANTIZE_CHANNELS(self.integers, self.scales, zeros, 0, -127, 127, torch.int8)
+        difference = quantised(quantised(x, 0.0247, 5) - quantised(y, 0.0313, -8), 0.0431, 3)
+        soft = quantised(F.conv2d(difference, weight), 0.0511, -7).softmax(-1)
+        return difference, soft
+
+
 class Product(nn.Module):
     """A product with int8 weights of a scale per output channel, or of one, clamped and quantised."""
 

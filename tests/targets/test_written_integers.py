@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
@@ -20,31 +19,13 @@ from dimorder.verification.numerics import Float64Run
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import QUANTIZE
 from dimorder.targets.xnnpack import exact, passes
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnGraph
-from tests.targets.quantised import INT8, quantised
+from tests.targets.quantised import INT8, Difference
 
 X, Y = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-
-
-class Net(nn.Module):
-    """A difference, and a convolution of it, between quantised values; a softmax in float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(7)
-        self.integers = torch.randint(-127, 128, (6, 6, 1, 1), generator=generator).to(torch.int8)
-        self.scales = 0.002 + 0.004 * torch.rand(6, generator=generator)
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        weight = DEQUANTIZE_CHANNELS(
-            self.integers, self.scales, torch.zeros(6, dtype=torch.int64), 0, -127, 127, torch.int8
-        )
-        difference = quantised(quantised(x, 0.0247, 5) - quantised(y, 0.0313, -8), 0.0431, 3)
-        soft = quantised(F.conv2d(difference, weight), 0.0511, -7).softmax(-1)
-        return difference, soft
 
 
 Node = Callable[..., Any]
@@ -124,9 +105,9 @@ def test_a_writer_that_is_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPa
     method, wrong, told = WRONG[name]
     monkeypatch.setattr(passes if method == "finish" else XnnBuilder, method, wrong)
     with pytest.raises(VerificationError, match=f"(?s){told}"):
-        dimorder.lower(Net(), (X, Y), target="xnnpack")
+        dimorder.lower(Difference(), (X, Y), target="xnnpack")
     monkeypatch.setattr(exact, "require_meant", lambda *each: None)
-    dimorder.lower(Net(), (X, Y), target="xnnpack")  # nothing else would find it
+    dimorder.lower(Difference(), (X, Y), target="xnnpack")  # nothing else would find it
 
 
 def test_each_value_that_is_quantised_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +119,7 @@ def test_each_value_that_is_quantised_is_compared(monkeypatch: pytest.MonkeyPatc
         require(physical, inputs, results, integers, name)
 
     monkeypatch.setattr(exact, "require_meant", required)
-    lowered = dimorder.lower(Net(), (X, Y), target="xnnpack", input_orders="NHWC")
+    lowered = dimorder.lower(Difference(), (X, Y), target="xnnpack", input_orders="NHWC")
     quantises = [n.name for n in lowered.physical.graph.nodes if n.target is QUANTIZE]
     assert compared == quantises and len(compared) == 4
 

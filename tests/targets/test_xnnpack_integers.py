@@ -20,7 +20,7 @@ pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
-from tests.targets.quantised import INT8, UINT8, Net, by_xnnpack, quantised
+from tests.targets.quantised import INT8, UINT8, Net, Symmetric, by_xnnpack, quantised
 
 
 @pytest.mark.parametrize("result", [(0.0311, -7), (0.0089, 3)])
@@ -151,19 +151,6 @@ def test_what_no_int8_kernel_computes_is_a_float_island_with_its_reason(name: st
     (told,) = lowered.to_dict()["float_islands"]
     assert told["reason"] == reason and re.match(r"(test_xnnpack_integers|int8_cases)\.py:", told["source"])
     assert f"in float32, not in integers\n  {told['operator']} (" in str(lowered.plan)
-
-
-class Symmetric(nn.Module):
-    """A product of matrices of which the right one has zero point 0."""
-
-    def __init__(self, transposed: bool) -> None:
-        super().__init__()
-        self.transposed = transposed
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x, y = quantised(x, 0.0247, 5), quantised(y, 0.0313, 0)
-        y = y.transpose(2, 3) if self.transposed else y.reshape(2, 6, 7, 5)
-        return quantised(x @ y, 0.0911, -7)
 
 
 @pytest.mark.parametrize("transposed", [True, False])

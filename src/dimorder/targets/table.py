@@ -145,6 +145,11 @@ class Table:
         kept = {target: row for target, row in self.rows.items() if target._opname not in names}
         return replace(self, rows=kept)
 
+    @property
+    def kernel_rules(self) -> Mapping[Any, KernelRule]:
+        """How the target computes each operator between integers."""
+        return {target: row.kernel for target, row in self.rows.items()}
+
     def supports(self, node: Node, constants: Collection[Node] | None = None) -> str | None:
         """Return None if the target computes `node`, else the reason why not.
 

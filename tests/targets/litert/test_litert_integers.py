@@ -25,7 +25,7 @@ pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import DEQUANTIZE
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
-from tests.targets.quantised import INT8, Net, by_arm, by_xnnpack, quantised
+from tests.targets.quantised import INT8, Net, Symmetric, by_arm, by_xnnpack, quantised
 
 # What XNNPACK's delegate lacks, or has for another type of the result.
 ISLANDS = frozenset(
@@ -129,19 +129,6 @@ class Clamped(nn.Module):
 def test_a_clamp_that_no_activation_has_is_a_maximum_and_a_minimum_of_integers() -> None:
     lowered = lowered_for_litert(Clamped(), X, Y)
     assert lowered.artifact.outside == {"MAXIMUM": 1, "MINIMUM": 1}
-
-
-class Symmetric(nn.Module):
-    """A product of matrices of which the right one has zero point 0."""
-
-    def __init__(self, transposed: bool) -> None:
-        super().__init__()
-        self.transposed = transposed
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x, y = quantised(x, 0.0247, 5), quantised(y, 0.0313, 0)
-        y = y.transpose(2, 3) if self.transposed else y.reshape(2, 6, 7, 5)
-        return quantised(x @ y, 0.0911, -7)
 
 
 @pytest.mark.parametrize("transposed", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dimorder
+from dimorder.lowered import Lowered
 from dimorder.targets.litert.file import operators
 from tests import zoo
 
@@ -21,13 +22,19 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_a_network_is_right_and_has_the_plans_conversions(name: str) -> None:
+def lowered_right(name: str) -> Lowered:
+    """A network of the zoo, after checking its numbers, and that its file has the plan's conversions."""
     network = zoo.network(name)
     args, kwargs = network.call()
     lowered = dimorder.lower(network.build(), args, kwargs, target="litert")
     assert lowered.max_rel_error <= 1e-4
     assert operators(lowered.artifact.data)["TRANSPOSE"] == len(lowered.plan.conversions)
+    return lowered
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_network_is_right_and_has_the_plans_conversions(name: str) -> None:
+    lowered = lowered_right(name)
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
 
 
@@ -35,9 +42,5 @@ def test_a_network_is_right_and_has_the_plans_conversions(name: str) -> None:
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_network_with_operators_beside_the_delegate_is_right(name: str) -> None:
     """LiteRT's reference kernels would overwrite values of these networks, unless they are copied."""
-    network = zoo.network(name)
-    args, kwargs = network.call()
-    lowered = dimorder.lower(network.build(), args, kwargs, target="litert")
-    assert lowered.max_rel_error <= 1e-4
-    assert operators(lowered.artifact.data)["TRANSPOSE"] == len(lowered.plan.conversions)
+    lowered = lowered_right(name)
     assert (lowered.artifact.delegates, set(lowered.artifact.outside)) == (1, BESIDE[name])

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
@@ -17,30 +16,13 @@ from dimorder.errors import VerificationError
 
 pytest.importorskip("ai_edge_litert")
 
-from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, IntegerType
+from dimorder.graph.quantized import IntegerType
 from dimorder.targets.litert import exact, integers, model
 from dimorder.targets.litert.flatbuffer import TfLiteTensor
 from dimorder.targets.litert.writer import LiteRtWriter
-from tests.targets.quantised import Between, quantised
+from tests.targets.quantised import Between, Difference, quantised
 
 X, Y = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-
-
-class Difference(nn.Module):
-    """A difference, and a convolution of it, between quantised values; a softmax in float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(7)
-        self.integers = torch.randint(-127, 128, (6, 6, 1, 1), generator=generator).to(torch.int8)
-        self.scales = 0.002 + 0.004 * torch.rand(6, generator=generator)
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        zeros = torch.zeros(6, dtype=torch.int64)
-        weight = DEQUANTIZE_CHANNELS(self.integers, self.scales, zeros, 0, -127, 127, torch.int8)
-        difference = quantised(quantised(x, 0.0247, 5) - quantised(y, 0.0313, -8), 0.0431, 3)
-        soft = quantised(F.conv2d(difference, weight), 0.0511, -7).softmax(-1)
-        return difference, soft
 
 
 Write = Callable[..., Any]

@@ -58,8 +58,9 @@ def fused_program(program: ExportedProgram, operators: Table) -> FusedProgram:
         return FusedProgram()
     constants = read_signature(program).constants
     calls = [node for node in program.graph.nodes if node.op == "call_function" and node not in constants]
-    rules = {target: row.kernel for target, row in operators.rows.items()}
-    return fuse_quantized(program.graph, constants, dict.fromkeys(calls, 0), rules, operand_type)
+    return fuse_quantized(
+        program.graph, constants, dict.fromkeys(calls, 0), operators.kernel_rules, operand_type
+    )
 
 
 def write(program: ExportedProgram, contract: Contract, operators: Table) -> WrittenGraph:

@@ -60,9 +60,10 @@ def read_program(program: ExportedProgram, operators: Table) -> tuple[Signature,
             raise UnsupportedError(call_place(node), reason, fix)
     if not in_integers:
         return signature, FusedProgram()
-    rules = {target: row.kernel for target, row in operators.rows.items()}
     parts = dict.fromkeys(calls, 0)
-    fused = fuse_quantized(program.graph, signature.constants, parts, rules, lambda constant: None)
+    fused = fuse_quantized(
+        program.graph, signature.constants, parts, operators.kernel_rules, lambda constant: None
+    )
     for node, reason in fused.float_islands.items():
         raise UnsupportedError(call_place(node), reason, QUANTISE_FIX)
     return signature, fused

@@ -79,8 +79,9 @@ class Partition:
         if not is_quantized(self.program.graph_module):
             return FusedProgram()
         parts = {node: stage for node, stage in self.stage.items() if self.is_computed(node)}
-        rules = {target: row.kernel for target, row in self.operators.rows.items()}
-        return fuse_quantized(self.program.graph, self.constants, parts, rules, operand_type)
+        return fuse_quantized(
+            self.program.graph, self.constants, parts, self.operators.kernel_rules, operand_type
+        )
 
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
         for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
