@@ -134,19 +134,6 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
         value, order = (view.value, view.order) if is_written else merge_transposed(view)
         return self.reshape(self._write_transpose(value, order), view.shape)
 
-    def _written_shape(self, values: Sequence[N], shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape in which operands that have all elements of `shape`, or one, need no reshape.
-
-        That is the shape of the first operand that is no constant, as it was written. Return None if an
-        operand broadcasts along some dimensions only.
-        """
-        count = math.prod(shape)
-        if any(value.size not in (1, count) for value in values):
-            return None
-        full = [value for value in values if value.size == count]
-        computed = (value for value in full if self._tensors[value.tensor].data is None)
-        return self._tensors[next(computed, full[0]).tensor].shape
-
     def _named(self, value: N) -> str:
         """Return the tensor that holds `value` in its shape."""
         tensor = self._tensors[value.tensor]

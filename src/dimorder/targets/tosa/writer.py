@@ -186,6 +186,19 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
 
     # -- the file ------------------------------------------------------------------------------------------
 
+    def _written_shape(self, values: Sequence[TosaValue], shape: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the shape in which operands that have all elements of `shape`, or one, need no reshape.
+
+        That is the shape of the first operand that is no constant, as it was written. Return None if an
+        operand broadcasts along some dimensions only.
+        """
+        count = math.prod(shape)
+        if any(value.size not in (1, count) for value in values):
+            return None
+        full = [value for value in values if value.size == count]
+        computed = (value for value in full if self._tensors[value.tensor].data is None)
+        return self._tensors[next(computed, full[0]).tensor].shape
+
     def finish(self) -> bytes:
         """Return the flatbuffer. Needs tosa-tools."""
         return serialize(self._tensors, self._needed(), self._inputs, self._outputs)
