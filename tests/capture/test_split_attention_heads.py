@@ -167,3 +167,20 @@ def test_they_do_not_where_no_size_varies() -> None:
     args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
     before = torch.export.export(Rows().eval(), args)
     assert str(keep_unit_dims(before, {8}).graph) == str(before.graph)
+
+
+class Sliced(nn.Module):
+    """A slice of a transposed operand, which gets a view of its own, and a slice that keeps the ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.permute(0, 2, 1)[:, :, 1:4].clone()
+        return torch.cat([y, y[:, 1:3].clone()], 1).view(3, 1, 7, 3)
+
+
+def test_a_call_that_reads_a_transposed_operand_gets_a_view_with_ones() -> None:
+    x = torch.randn(3, 6, 5)
+    before = torch.export.export(Sliced(), (x,))
+    after = keep_unit_dims(before, {3})
+    assert torch.equal(after.module()(x), before.module()(x))
+    views = [node.args[1] for node in after.graph.nodes if node.target is aten.view.default]
+    assert [3, 1, 5, 3] in [list(shape) for shape in views]

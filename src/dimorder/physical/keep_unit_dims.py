@@ -168,10 +168,12 @@ class _Lift:
             else:
                 read = self._read(node)
                 made = self.graph.node_copy(node, lambda n: self.lifted[n] if n in read else n)
-        if _takes_dims(node):
-            dims: Any = args_of(node)[1]
-            moved = self.ones.moved(dims) if isinstance(dims, int) else [self.ones.moved(d) for d in dims]
-            made.args = (made.args[0], moved, *made.args[2:])
+                if _takes_dims(node):
+                    dims: Any = args_of(node)[1]
+                    moved = (
+                        self.ones.moved(dims) if isinstance(dims, int) else [self.ones.moved(d) for d in dims]
+                    )
+                    made.args = (made.args[0], moved, *made.args[2:])
         return copy_meta(made, node, node.meta["val"].new_empty(shape))
 
     def _give_back(self, node: Node) -> None:

@@ -144,9 +144,12 @@ def _file(
         outer = delegate_program(module, examples, *sizes)
         return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
     try:
-        outer = torch.export.export(module, examples, dynamic_shapes=symbols)
-    except UserError as error:  # torch fixes a size wherever it compares one
-        found = next((line.strip(" -") for line in str(error).splitlines()[1:]), str(error))
+        # A comparison of a size is deferred to the runtime; what torch cannot defer, it refuses or trips over.
+        outer = torch.export.export(
+            module, examples, dynamic_shapes=symbols, prefer_deferred_runtime_asserts_over_guards=True
+        )
+    except (UserError, AssertionError) as error:
+        found = next((line.strip(" -") for line in str(error).splitlines()[1:]), f"torch.export: {error}")
         raise UnsupportedError("the operators around the delegates", found, FIX) from error
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
