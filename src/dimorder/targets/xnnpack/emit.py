@@ -144,7 +144,7 @@ def _file(
         outer = delegate_program(module, examples, *sizes)
         return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
     try:
-        # A comparison of a size is deferred to the runtime; what torch cannot defer, it refuses or trips over.
+        # torch defers comparisons of sizes to the runtime; what it cannot defer, it refuses or trips over.
         outer = torch.export.export(
             module, examples, dynamic_shapes=symbols, prefer_deferred_runtime_asserts_over_guards=True
         )
