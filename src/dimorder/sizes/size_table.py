@@ -100,8 +100,10 @@ class SizeTable:
             sizes = [size for size in known if size is not None]
             if len(sizes) < len(known):
                 return None
-            # torch would fix a size for which this tensor is empty at the example's sizes.
-            with self.mode, self.mode.shape_env.suppress_guards():
+            environment = self.mode.shape_env
+            assert environment is not None
+            # Without this, torch fixes a size for which this tensor is empty at the example's sizes.
+            with self.mode, environment.suppress_guards():
                 self._tensors[key] = torch.empty_strided(
                     sizes, _strides(like, sizes), dtype=like.dtype, device=like.device
                 )
