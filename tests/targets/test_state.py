@@ -24,7 +24,7 @@ from tests.small_networks import OneInput
 from tests.zoo import perturb, stateful
 
 CALLS = 10
-SUFFIX = {"torch": ".pt2", "xnnpack": ".pte"}
+SUFFIX = {"torch": ".pt2", "xnnpack": ".pte", "litert": ".tflite"}
 Calls = list[dict[str, Tensor]]
 
 
@@ -153,6 +153,33 @@ def test_odd_ways_to_write(name: str, kind: torch.dtype, target: str, tmp_path: 
     wanted = list(results(copy.deepcopy(network), calls))
     lowered = dimorder.lower(network, (), calls[0], target=target)
     require_same(dimorder.load(lowered.save(tmp_path / f"net{SUFFIX[target]}")), wanted, calls)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bool, torch.int32])
+def test_litert_keeps_other_types(kind: torch.dtype, tmp_path: Path) -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", (torch.arange(21).view(3, 7) % 5).to(kind))
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.held.clone()
+            self.held.copy_(torch.where(x > 0, x.to(kind), before))
+            return before.float() + x
+
+    network, x = Kept(), torch.randn(3, 7)
+    wanted = [copy.deepcopy(network)(x)]
+    path = dimorder.lower(network, (x,), target="litert").save(tmp_path / "net.tflite")
+    program = dimorder.load(path)
+    wanted.append(torch.where(x > 0, x.to(kind), network.held).float() + x)
+    for each in wanted:
+        torch.testing.assert_close(program(x), each)
+
+
+def test_xnnpack_of_litert_reads_and_assigns_variables_itself() -> None:
+    make, calls = NETWORKS["streaming conv 2-d"]
+    artifact = dimorder.lower(make(), (), calls[0], target="litert").artifact
+    assert artifact.delegates == 1 and artifact.outside == {"CALL_ONCE": 1}
 
 
 def test_the_plan_chooses_one_order_for_entry_and_exit() -> None:

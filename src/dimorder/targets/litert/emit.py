@@ -67,20 +67,21 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     """Return the graph of a physical program, with its contract inside.
 
     The file's inputs and outputs are those of the contract, in sequence and by name. Each is the dense tensor
-    of shape `spec.dim_order.physical_shape(spec.shape)`.
+    of shape `spec.dim_order.physical_shape(spec.shape)`. Each buffer that the program writes is a variable.
 
-    Raises `UnsupportedError` for a program with state, and for an operator that LiteRT lacks, with its name
-    and source line.
+    Raises `UnsupportedError` for an operator that LiteRT lacks, with its name and source line.
     """
     signature, fused = read_signature(program), fused_program(program, operators)
-    for name in signature.state:
-        found = "the program writes to it, and target litert has no state"
-        raise UnsupportedError(f"buffer {name!r}", found, "make it an input and an output")
-    for node in signature.inputs:
+    count = len(signature.state)
+    inputs, outputs = signature.inputs[count:], signature.outputs[count:]
+    for node in inputs:
         if reason := unfit_input(node.meta["val"]):
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
     writer, values = LiteRtWriter(), dict[Node, Any](signature.constants)
-    for node, spec in zip(signature.inputs, contract.inputs, strict=True):
+    for node, (name, initial) in zip(signature.inputs, signature.state.items(), strict=False):
+        with blamed(f"buffer {name!r}", BOUNDARY_FIX):
+            values[node] = whole(writer.variable(name, initial))
+    for node, spec in zip(inputs, contract.inputs, strict=True):
         with blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             dtype = node.meta["val"].dtype
             of = integer_type(node) if dtype in QUANTIZED else None
@@ -88,14 +89,13 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in values:
             values[node] = _written(writer, node, values, signature.constants, operators, fused)
-    for node, spec in zip(signature.outputs, contract.outputs, strict=True):
-        writer.hint, held = spec.name, values[node]
-        reason = None if isinstance(held, View) else unsupported_value(held)
-        if reason:
-            raise UnsupportedError(f"output {spec.name!r}", reason, BOUNDARY_FIX)
+    for node, name in zip(signature.outputs, signature.state, strict=False):
+        with blamed(f"buffer {name!r}", BOUNDARY_FIX):
+            writer.assign(name, writer.dense(_view(writer, values[node])))
+    for node, spec in zip(outputs, contract.outputs, strict=True):
+        writer.hint = spec.name
         with blamed(f"output {spec.name!r}", BOUNDARY_FIX):
-            view = held if isinstance(held, View) else whole(writer.constant(held))
-            value = writer.dense(as_promised(view, spec))
+            value = writer.dense(as_promised(_view(writer, values[node]), spec))
             is_float = node.meta["val"].is_floating_point()
             writer.output(spec.name, writer.floats(value) if is_float else value)
     _require_planned(writer, fused)
@@ -104,6 +104,15 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     in_half = any(value.dtype == torch.float16 for value in signature.constants.values())
     integers = {node: value for node, value in values.items() if node.target is QUANTIZE}
     return WrittenGraph(writer.finish(in_half), metadata, integers)
+
+
+def _view(writer: LiteRtWriter, held: Any) -> View[LiteRtValue]:
+    """Return a result of the program, which may be a constant."""
+    if isinstance(held, View):
+        return held
+    if reason := unsupported_value(held):
+        raise UnsupportedError("a result", reason, BOUNDARY_FIX)
+    return whole(writer.constant(held))
 
 
 def _written(

@@ -16,6 +16,7 @@ from dimorder.errors import UnsupportedError
 SIGNATURE = "serving_default"
 ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
+CALLS_FIRST: Mapping[str, Any] = MappingProxyType({"initSubgraphIndex": 1})
 MAX_BYTES = (1 << 31) - (1 << 20)  # a flatbuffer has offsets of 31 bits; the rest is for its tables
 
 # torch's types, by the names that the schema's TensorType has for them
@@ -58,12 +59,16 @@ class TfLiteScales:
 
 @dataclass(frozen=True)
 class TfLiteTensor:
-    """A tensor of a file, dense in its shape; `data` if it is constant, `scales` if its integers have any."""
+    """A tensor of a file, dense in its shape; `data` if it is constant, `scales` if its integers have any.
+
+    The handle of a variable has no shape and the type of the variable's elements.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     data: np.ndarray[Any, Any] | None = None
     scales: TfLiteScales | None = None
+    is_handle: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_RANK:
@@ -90,48 +95,47 @@ class TfLiteNode:
 class TfLiteGraph:
     """Operators in sequence and their tensors by name.
 
-    `inputs` and `outputs` map the names of the signature to tensors, in sequence.
+    `inputs` and `outputs` map the names of the signature to tensors, in sequence. `first` is a graph that
+    runs once, where this one calls it: operator `CALL_ONCE` with the options `CALLS_FIRST`.
     """
 
     tensors: Mapping[str, TfLiteTensor]
     nodes: Sequence[TfLiteNode]
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    first: TfLiteGraph | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that are inputs or outputs, or used by an operator."""
+        ends = [*self.inputs.values(), *self.outputs.values()]
+        used = (name for node in self.nodes for name in (*node.inputs, *node.outputs) if name)
+        return list(dict.fromkeys([*ends, *used]))
 
 
 def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of a file with one subgraph, without the tensors that no operator uses.
+    """Return the bytes of a file with this graph, without the tensors that no operator uses.
 
     Needs ai-edge-litert.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
-    tensors, nodes, inputs, outputs = made.tensors, made.nodes, made.inputs, made.outputs
-    names = dict.fromkeys([*inputs.values(), *outputs.values()])
-    names |= dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
-    index: dict[str | None, int] = {None: -1, **{name: i for i, name in enumerate(names)}}
-    contents = _contents(tensors[name] for name in names)
+    graphs = [made] if made.first is None else [made, made.first]
+    contents = _contents(graph.tensors[name] for graph in graphs for name in graph.names)
     size = sum(data.nbytes for data in contents.values())
     if size > MAX_BYTES:
         found = f"{size:,} bytes of constants, where a .tflite has at most {MAX_BYTES:,}"
         raise UnsupportedError("the constants of the network", found, "make it smaller, or split it")
-    model, graph = schema.ModelT(), schema.SubGraphT()
+    model = schema.ModelT()
     model.version, model.description = 3, "dimorder"
     model.buffers = [schema.BufferT(), *(_buffer(schema, data) for data in contents.values())]
     buffers = {content: place for place, content in enumerate(contents, start=1)}
-    model.operatorCodes, model.metadata, codes = [], [], dict[str, int]()
-    graph.name, graph.tensors, graph.operators = "main", [], []
-    for name in names:
-        graph.tensors.append(_tensor(schema, name, tensors[name], buffers))
-    for node in nodes:
-        if node.kind not in codes:
-            codes[node.kind] = len(codes)
-            model.operatorCodes.append(_code(schema, node.kind))
-        graph.operators.append(_operator(schema, node, codes[node.kind], index))
-    graph.inputs = [index[name] for name in inputs.values()]
-    graph.outputs = [index[name] for name in outputs.values()]
-    model.subgraphs, model.signatureDefs = [graph], [_signature(schema, inputs, outputs, index)]
+    kinds = dict.fromkeys(node.kind for graph in graphs for node in graph.nodes)
+    model.operatorCodes = [_code(schema, kind) for kind in kinds]
+    model.subgraphs = [_subgraph(schema, graph, list(kinds), buffers) for graph in graphs]
+    model.signatureDefs = [_signature(schema, made)]
+    model.metadata = []
     for name, content in metadata.items():
         entry = schema.MetadataT()
         entry.name, entry.buffer = name, len(model.buffers)
@@ -140,6 +144,20 @@ def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
     builder = flatbuffers.Builder(size + (1 << 16))
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
+
+
+def _subgraph(schema: Any, made: TfLiteGraph, kinds: Sequence[str], buffers: Mapping[bytes, int]) -> Any:
+    graph, index = schema.SubGraphT(), _index(made)
+    graph.name = "main" if made.outputs else "first"
+    graph.tensors = [_tensor(schema, name, made.tensors[name], buffers) for name in made.names]
+    graph.operators = [_operator(schema, node, kinds.index(node.kind), index) for node in made.nodes]
+    graph.inputs = [index[name] for name in made.inputs.values()]
+    graph.outputs = [index[name] for name in made.outputs.values()]
+    return graph
+
+
+def _index(made: TfLiteGraph) -> dict[str | None, int]:
+    return {None: -1, **{name: i for i, name in enumerate(made.names)}}
 
 
 def _contents(tensors: Iterable[TfLiteTensor]) -> dict[bytes, np.ndarray[Any, Any]]:
@@ -159,7 +177,7 @@ def _hash(data: np.ndarray[Any, Any]) -> bytes:
 def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: Mapping[bytes, int]) -> Any:
     made = schema.TensorT()
     made.name, made.shape, made.hasRank = name, list(tensor.shape), True
-    made.type = getattr(schema.TensorType, DTYPES[tensor.dtype])
+    made.type = getattr(schema.TensorType, "RESOURCE" if tensor.is_handle else DTYPES[tensor.dtype])
     # Buffer 0 is that of the tensors without data.
     made.buffer = 0 if tensor.data is None else buffers[_hash(tensor.data)]
     if tensor.scales is not None:
@@ -211,7 +229,9 @@ def _operator(schema: Any, node: TfLiteNode, code: int, index: Mapping[str | Non
     return made
 
 
-def _signature(schema: Any, inputs: Mapping[str, str], outputs: Mapping[str, str], index: Any) -> Any:
+def _signature(schema: Any, graph: TfLiteGraph) -> Any:
+    index = _index(graph)
+
     def named(tensors: Mapping[str, str]) -> list[Any]:
         entries = []
         for name, tensor in tensors.items():
@@ -222,5 +242,5 @@ def _signature(schema: Any, inputs: Mapping[str, str], outputs: Mapping[str, str
 
     made = schema.SignatureDefT()
     made.signatureKey, made.subgraphIndex = SIGNATURE, 0
-    made.inputs, made.outputs = named(inputs), named(outputs)
+    made.inputs, made.outputs = named(graph.inputs), named(graph.outputs)
     return made

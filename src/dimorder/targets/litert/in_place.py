@@ -61,10 +61,11 @@ def _shared_operand(
     outputs: Collection[str],
 ) -> str | None:
     """Return the operand whose memory LiteRT tries to give to the result."""
-    result = node.outputs[0]
-    if result in outputs:
+    operands = node.inputs[: _SHARED.get(node.kind, 0)]
+    if not operands or node.outputs[0] in outputs:
         return None
-    for name in node.inputs[: _SHARED.get(node.kind, 0)]:
+    result = node.outputs[0]
+    for name in operands:
         if name is None or name in inputs or tensors[name].data is not None:
             continue
         if node.kind == "RESHAPE" or (

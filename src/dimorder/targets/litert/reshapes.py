@@ -30,10 +30,10 @@ def merge_reshapes(
     readers.update(outputs)
     places = {name: place for place, node in enumerate(nodes) for name in node.outputs}
     for place, last in enumerate(nodes):
-        result = last.outputs[0]
         chain = _chain_before(known, kept, places, readers, last) if last.kind == "RESHAPE" else []
         if not chain:
             continue
+        result = last.outputs[0]
         rows = known[result].shape[:-1]
         for at in chain:
             node = kept[at]

@@ -20,6 +20,7 @@ KERNELS: Mapping[str, str] = MappingProxyType(
     {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 )
 DEFAULT_KERNELS = "xnnpack"
+DELEGATE = "DELEGATE"
 NO_REFERENCE = frozenset({"CEIL", "ELU", "ROUND"})  # the operators that LiteRT has no reference kernels for
 _THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
 
@@ -35,14 +36,18 @@ class LiteRtProgram:
     def __init__(
         self, data: bytes, contract: Contract, kernels: str = DEFAULT_KERNELS, *, keeps: bool = False
     ) -> None:
+        self._data, self._contract, self._kernels, self._keeps = data, contract, kernels, keeps
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the state that the file has, whose bytes are interpreted again."""
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-        self._contract = contract
         self._interpreter: Any = Interpreter(
-            model_content=data,
+            model_content=self._data,
             num_threads=_THREADS.get(),
-            experimental_op_resolver_type=getattr(OpResolverType, KERNELS[kernels]),
-            experimental_preserve_all_tensors=keeps,
+            experimental_op_resolver_type=getattr(OpResolverType, KERNELS[self._kernels]),
+            experimental_preserve_all_tensors=self._keeps,
         )
         self._interpreter.allocate_tensors()
         self._inputs = [each["index"] for each in self._interpreter.get_input_details()]
@@ -67,23 +72,35 @@ class LiteRtProgram:
         return torch.from_numpy(np.asarray(self._interpreter.get_tensor(index)))  # a number has no dimensions
 
     def partitions(self) -> tuple[int, Counter[str]]:
-        """Return how many parts delegates compute, and how often each operator runs beside them."""
-        operators = {
-            index: each for each in self._interpreter._get_ops_details() for index in each["outputs"]
-        }
-        delegates, beside = set[int](), dict[int, str]()
-        wanted, seen = list(self._outputs), set[int]()
-        while wanted:  # a delegate's node is listed last, and so replaces those that it computes
-            index = wanted.pop()
-            if index in seen or index not in operators:
-                continue
-            seen.add(index)
-            operator = operators[index]
-            if operator["op_name"] == "DELEGATE":
+        """Return how many parts delegates compute, and how often each operator runs beside them.
+
+        LiteRT also lists the operators that a delegate computes. Those are beside that the outputs need, and
+        those that assign a variable whose handle is no delegate's own.
+        """
+        listed = self._interpreter._get_ops_details()
+        operators = {index: each for each in listed for index in each["outputs"]}  # a delegate is listed last
+        delegates, beside, seen = set[int](), dict[int, str](), set[int]()
+
+        def follow(wanted: list[int]) -> None:
+            while wanted:
+                index = wanted.pop()
+                if index not in seen and index in operators:
+                    seen.add(index)
+                    wanted.extend(counted(operators[index]))
+
+        def counted(operator: Mapping[str, Any]) -> Sequence[int]:
+            if operator["op_name"] == DELEGATE:
                 delegates.add(operator["index"])
             else:
                 beside[operator["index"]] = operator["op_name"]
-            wanted.extend(operator["inputs"])
+            return operator["inputs"]  # type: ignore[no-any-return]
+
+        follow(list(self._outputs))
+        given = {index for each in listed if each["op_name"] == DELEGATE for index in each["outputs"]}
+        for each in listed:
+            is_outside = each["op_name"] == DELEGATE or (seen | given).issuperset(each["inputs"][:1])
+            if not len(each["outputs"]) and (not given or is_outside):
+                follow(list(counted(each)))
         return len(delegates), Counter(beside.values())
 
 
@@ -101,11 +118,15 @@ def from_file(outputs: Sequence[torch.Tensor], contract: Contract) -> list[torch
     ]
 
 
-def run_by_reference(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a file by LiteRT's reference kernels, whose arithmetic makes the largest float of an infinity."""
-    results = LiteRtProgram(data, contract, "reference")(inputs)
-    largest = torch.finfo(torch.float32).max
-    return [torch.where(y.abs() == largest, y * 2, y) if y.is_floating_point() else y for y in results]
+class ReferenceProgram(LiteRtProgram):
+    """A file run by LiteRT's reference kernels, whose arithmetic makes the largest float of an infinity."""
+
+    def __init__(self, data: bytes, contract: Contract) -> None:
+        super().__init__(data, contract, "reference")
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        results, largest = super().__call__(inputs), torch.finfo(torch.float32).max
+        return [torch.where(y.abs() == largest, y * 2, y) if y.is_floating_point() else y for y in results]
 
 
 def set_threads(count: int) -> None:

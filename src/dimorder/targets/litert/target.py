@@ -31,9 +31,9 @@ from dimorder.targets.litert.runtime import (
     KERNELS,
     NO_REFERENCE,
     LiteRtProgram,
+    ReferenceProgram,
     check,
     load,
-    run_by_reference,
     set_threads,
 )
 from dimorder.targets.litert.spatial import PART_TAPS
@@ -53,9 +53,12 @@ class TfLite(Artifact):
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return self._program(inputs)
 
+    def start(self) -> LiteRtProgram:
+        return LiteRtProgram(self.data, self.contract, self.kernels)
+
     @cached_property
     def _program(self) -> LiteRtProgram:
-        return LiteRtProgram(self.data, self.contract, self.kernels)
+        return self.start()
 
     @cached_property
     def delegates(self) -> int:
@@ -79,7 +82,7 @@ class TfLite(Artifact):
             return {
                 "LiteRT's reference kernels": OperatorsRun(self.exact.written, self.contract, "reference")
             }
-        return {"LiteRT's reference kernels": partial(run_by_reference, self.data, self.contract)}
+        return {"LiteRT's reference kernels": ReferenceProgram(self.data, self.contract)}
 
 
 def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: str) -> TfLite:
@@ -138,7 +141,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         counted(min_run=_MIN_RUN),
         recipes=RECIPES,
         files=TargetFiles(partial(load, kernels=kernels), check, channels_last=()),
-        runtime=TargetRuntime("LiteRT", set_threads=set_threads),
+        runtime=TargetRuntime("LiteRT", set_threads=set_threads, has_state=True),
         with_options=partial(target, table),
         fused=lambda program: fused_program(program, table),
     )

@@ -20,7 +20,7 @@ from dimorder.graph.quantized import Integers, IntegerType
 from dimorder.targets.graph_writer import broadcast_within, merge_broadcast
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
-from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
+from dimorder.targets.litert.flatbuffer import CALLS_FIRST, MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
 from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.litert.integer_writer import F32, LiteRtValue, TfLiteIntegerWriter
 from dimorder.targets.litert.integers import CONVERTS, MOVES
@@ -49,6 +49,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         self._nodes: list[TfLiteNode] = []
         self._inputs: dict[str, str] = {}
         self._outputs: dict[str, str] = {}
+        self._variables: dict[str, tuple[str, LiteRtValue]] = {}  # by name: the handle, the initial value
         self._constants: dict[tuple[Any, ...], str] = {}
         self._wide: dict[str, LiteRtValue] = {}  # by float16 tensor: the same value in float32
 
@@ -72,6 +73,22 @@ class LiteRtWriter(TfLiteIntegerWriter):
         if tensor in taken or self._tensors[tensor].data is not None:
             tensor = self.copied(replace(value, tensor=tensor)).tensor
         self._outputs[name] = tensor
+
+    def variable(self, name: str, initial: torch.Tensor) -> LiteRtValue:
+        """Read a variable, which keeps from call to call what `assign` gives it, and begins as `initial`."""
+        value = self.constant(initial)
+        handle = self._unique(f"{name}.handle")
+        self._tensors[handle] = TfLiteTensor((), value.dtype, is_handle=True)
+        self._variables[name] = handle, value
+        self._nodes.append(TfLiteNode("VAR_HANDLE", (), (handle,), {"sharedName": name}))
+        read = self._tensor(self._unique(name), value.shape, value.dtype)
+        self._nodes.append(TfLiteNode("READ_VARIABLE", (handle,), (read.tensor,), {}))
+        return read
+
+    def assign(self, name: str, value: LiteRtValue) -> None:
+        """Let a variable keep a value. Nothing may read the variable afterwards."""
+        operands = self._variables[name][0], self._named(value)
+        self._nodes.append(TfLiteNode("ASSIGN_VARIABLE", operands, (), {}))
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
         """Return a constant, stored once per distinct data, shape, and integers that it is made of."""
@@ -268,12 +285,23 @@ class LiteRtWriter(TfLiteIntegerWriter):
         tensors, nodes = copy_before_overwriting(tensors, nodes, inputs, outputs)
         if in_half:
             tensors, nodes = store_in_half(tensors, nodes)
-        return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
+        if not self._variables:
+            return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
+        nodes = [TfLiteNode("CALL_ONCE", (), (), CALLS_FIRST), *nodes]
+        return TfLiteGraph(tensors, nodes, self._inputs, self._outputs, self._initialization())
+
+    def _initialization(self) -> TfLiteGraph:
+        """Return the graph that gives each variable its initial value."""
+        nodes = []
+        for name, (handle, initial) in self._variables.items():
+            nodes.append(TfLiteNode("VAR_HANDLE", (), (handle,), {"sharedName": name}))
+            nodes.append(TfLiteNode("ASSIGN_VARIABLE", (handle, initial.tensor), (), {}))
+        return TfLiteGraph(self._tensors, nodes, {}, {})
 
     def _needed(self) -> list[TfLiteNode]:
         wanted, kept = set(self._outputs.values()), []
         for node in reversed(self._nodes):
-            if wanted.intersection(node.outputs):
+            if not node.outputs or wanted.intersection(node.outputs):
                 wanted.update(name for name in node.inputs if name)
                 kept.append(node)
         return kept[::-1]
