@@ -14,6 +14,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
+from dimorder.graph.quantized import QUANTIZE
 from dimorder.physical.wasted_levels import wasted_levels
 from dimorder.targets import find
 
@@ -65,6 +66,21 @@ def test_what_a_clamp_takes_away_has_no_levels() -> None:
         (real - each(inputs(1)[0])).square().sum() for each in (made.module, as_the_quantizer_observes(net))
     )
     assert ours < theirs / 4
+
+
+class Padded(Clamped):
+    """Zeros around what a ReLU6 gives, by an operator of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.pad(F.relu6(self.first(x)), (1, 2, 0, 1)))
+
+
+def test_a_padded_value_has_the_scale_of_what_is_padded() -> None:
+    made = dimorder.quantize(Padded().eval(), inputs(4))
+    graph = dimorder.lower(made, target="xnnpack", input_orders="NHWC").physical.graph
+    values = [node for node in graph.nodes if node.target is QUANTIZE]
+    (scales,) = {(node.args[1], node.args[2]) for node in values[1:-1]}
+    assert len(values) == 3 and scales[0] <= 6 / 255
 
 
 def test_a_float_network_becomes_an_int8_program() -> None:

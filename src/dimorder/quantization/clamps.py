@@ -1,4 +1,6 @@
-"""Observe a clamped value after its clamp, so that no level stands for values that the clamp removes.
+"""Observe a clamped value after its clamp, and give a padded value the range of what is padded.
+
+So no level stands for values that a clamp removes, and padding with zeros needs no other scale.
 
 XNNPACKQuantizer of ExecuTorch 1.5.1 observes a convolution before its ReLU6, and lets both share the range.
 On EfficientNet-Lite0 its networks name the same class as the float network for 78 % of photos, the networks
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
@@ -18,12 +21,17 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.graph.nodes import set_meta
+from dimorder.graph.nodes import bound, set_meta
 from dimorder.physical.wasted_levels import clamp_range
+
+_PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 
 
 class BehindClamps(Quantizer):  # type: ignore[misc]
-    """Another quantizer, whose annotations of values that are only clamped move to the clamps."""
+    """Another quantizer, whose annotations of values that are only clamped move to the clamps.
+
+    A value that is padded with zeros shares the range of its operand.
+    """
 
     def __init__(self, quantizer: Any) -> None:
         super().__init__()
@@ -38,6 +46,9 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
         for node in annotated.graph.nodes:
             if clamp_range(node) is not None:
                 _move(node)
+        for node in annotated.graph.nodes:
+            if _pads_with_zeros(node):
+                _share(node)
         return annotated
 
     def validate(self, model: GraphModule) -> None:
@@ -60,3 +71,20 @@ def _move(clamp: Node) -> None:
     annotation = QuantizationAnnotation(output_qspec=observed.output_qspec, _annotated=True)
     set_meta(clamp, Q_ANNOTATION_KEY, annotation)
     observed.output_qspec = None
+
+
+def _pads_with_zeros(node: Node) -> bool:
+    if node.target not in _PADS:
+        return False
+    arguments = bound(node.target, node.args, node.kwargs)
+    return arguments.get("mode", "constant") == "constant" and not arguments.get("value")
+
+
+def _share(pad: Node) -> None:
+    """Let a padded value share the range of its operand, if that is observed."""
+    source = pad.args[0]
+    observed = source.meta.get(Q_ANNOTATION_KEY) if isinstance(source, Node) else None
+    if observed is None or observed.output_qspec is None or Q_ANNOTATION_KEY in pad.meta:
+        return
+    spec = SharedQuantizationSpec(source)
+    set_meta(pad, Q_ANNOTATION_KEY, QuantizationAnnotation({source: spec}, spec, _annotated=True))
