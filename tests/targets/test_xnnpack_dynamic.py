@@ -32,7 +32,7 @@ from torchao.quantization.granularity import PerAxis, PerGroup
 
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.dialect import OPS, dynamic_type
-from dimorder.targets.xnnpack import model as xnn_model
+from dimorder.verification import xnnpack_roundings
 from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
 
 SUM = 2e-6  # relative to the largest result: what float32 rounds
@@ -221,7 +221,7 @@ ISLANDS: dict[str, tuple[nn.Module, Tensor, str]] = {
     "depthwise": (
         Rounded([0, 1, 2, 3], r(6, 1, 3, 3), partial(F.conv2d, groups=6), same),
         r(2, 6, 9, 11),
-        "XNNPACK has no DepthwiseConv2d that quantises dynamically",
+        "no kernel of it that quantises dynamically",
     ),
     "zero point": (
         Rounded([1], r(7, 13), F.linear, same, zero_point=3),
@@ -285,8 +285,9 @@ def test_a_product_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
     """As it would be if XNNPACK's rows were others, or its zero points."""
     x = r(5, 13) * torch.tensor([1.0, 2, 3, 4, 50]).reshape(5, 1)
     quantised = by_xnnpack_dynamically(seeded(nn.Linear, 13, 7), x)
-    of = xnn_model.DynamicIntegers.of
-    monkeypatch.setattr(xnn_model.DynamicIntegers, "of", staticmethod(lambda x, nonbatch: of(x, x.dim())))
+    integers = xnnpack_roundings.DynamicIntegers
+    of = integers.of
+    monkeypatch.setattr(integers, "of", staticmethod(lambda x, nonbatch: of(x, x.dim())))
     with pytest.raises(VerificationError, match="of dynamically quantised integers"):
         lowered(quantised, x)
 

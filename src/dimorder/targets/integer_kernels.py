@@ -90,6 +90,13 @@ def unfit_4_bits(integers: Integers | None) -> str | None:
     return None
 
 
+def unfit_dynamic(a: Any) -> str | None:
+    """Return why a dynamic quantize cannot be one of 256 levels, whose steps are not larger, or None."""
+    if a.high - a.low > 255:
+        return f"integers from {a.low} to {a.high}, found dynamically; XNNPACK has those of 8 bits"
+    return None
+
+
 # -- kernels -------------------------------------------------------------------------------------------------
 
 
@@ -140,14 +147,23 @@ MATRICES, MEAN = _kernel(_matrices), _kernel(_ratio(2**-8, 2**8))
 PLUS = _kernel(_ratio(2**-10, 2**8), clamps=True)
 
 
-def weighted(weight: Any, bias: Any, names: tuple[str, ...], nonbatch: int | None = None) -> IntegerKernel:
+def weighted(
+    weight: Any,
+    bias: Any,
+    names: tuple[str, ...],
+    nonbatch: int | None = None,
+    *,
+    in_4_bits: bool = False,
+) -> IntegerKernel:
     """Return the kernel of sums of products with a constant weight, whose first dimension is its outputs.
 
     Args:
         weight: the weight.
         bias: the bias, or None.
         names: the names of both among the arguments of the call.
-        nonbatch: the number of last dimensions that XNNPACK quantises dynamically by one scale.
+        nonbatch: the number of last dimensions that the kernel quantises dynamically by one scale. None means
+            that it quantises nothing.
+        in_4_bits: whether a weight that is read with dynamically quantised values may have groups of 4 bits.
     """
     integers = integers_of(weight)
 
@@ -164,11 +180,12 @@ def weighted(weight: Any, bias: Any, names: tuple[str, ...], nonbatch: int | Non
 
     def unmet_dynamic(tokens: Tensor) -> str | None:
         if nonbatch is None:
-            return "XNNPACK has no DepthwiseConv2d that quantises dynamically"
+            return "no kernel of it that quantises dynamically"
         rows = tokens.flatten(-nonbatch)
         if not bool((rows == rows[..., :1]).all()):
             return "several scales within what XNNPACK quantises by one"
-        if nonbatch == 1 and unfit_4_bits(integers) is None:
+        takes_groups = in_4_bits and nonbatch == 1
+        if takes_groups and unfit_4_bits(integers) is None:
             return None
         if integers is None:
             return "a weight that is not quantised, or by several zero points"

@@ -8,12 +8,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dimorder.errors import VerificationError
 from dimorder.graph.quantized import IntegerType
 from dimorder.verification.arithmetic import offset_then_round, round_then_offset, shift_right
+
+_SUM = 2e-6  # of the largest result: by how much one sum in float32 may differ from another
+
+
+@dataclass(frozen=True)
+class DynamicIntegers:
+    """The numbers of XNNPACK's dynamically quantised integers, in float64, and the steps between them.
+
+    The steps have size 1 in the dimensions that share one scale.
+    """
+
+    values: Tensor
+    steps: Tensor
+
+    @staticmethod
+    def of(x: Tensor, nonbatch: int) -> DynamicIntegers:
+        """Quantise as XNNPACK's quantization.h does, with one scale over the last `nonbatch` dimensions.
+
+        The integers reach from the least number to the greatest one, and include 0.
+        """
+        dims = tuple(range(x.dim() - nonbatch, x.dim()))
+        zero = torch.zeros(())
+        least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
+        scale = torch.where(least == most, torch.ones(()), 255 / (most - least))
+        below, above = least * scale, most * scale
+        nearer = (below - 128) + (above + 127) > 0
+        zero_point = torch.where(nearer, -128 - below, 127 - above).clamp(-128, 127).round()
+        integers = ((x * scale).round() + zero_point).clamp(-128, 127)
+        steps = (1 / scale).double()
+        return DynamicIntegers((integers - zero_point) * steps, steps)
+
+
+def require_near_sum(found: Tensor, wanted: Tensor, quantum: Tensor, what: str) -> None:
+    """Check sums of products with dynamically quantized integers, each of which is worth up to `quantum`.
+
+    XNNPACK rounds one integer in a million differently from its formulas, so one quantum is allowed.
+
+    Raises:
+        VerificationError: if a sum is farther off.
+    """
+    off = (found.reshape(wanted.shape) - wanted).abs()
+    if not bool((off <= _SUM * wanted.abs().max() + quantum).all()):
+        raise VerificationError(
+            f"{what} of dynamically quantised integers",
+            f"off by up to {float(off.max()):.2e} of {float(wanted.abs().max()):.2e}",
+            "report this network, and on which processor",
+        )
 
 
 def real(x: Tensor, of: IntegerType | None) -> Tensor:

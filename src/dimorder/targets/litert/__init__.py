@@ -14,6 +14,9 @@ INFO = TargetInfo(
     "dimorder.targets.litert.target:TARGET",
     kind="a .tflite file",
     begins=(4, b"TFL3"),
-    recipes={"int8": "weights and activations of 8 bits, with scales from a calibration"},
+    recipes={
+        "int8": "weights and activations of 8 bits, with scales from a calibration",
+        "int8-dynamic": "weights of 8 bits, and linears whose rows are quantised as the program runs",
+    },
     options={"kernels": "what runs a file here: xnnpack (default), builtin or reference"},
 )

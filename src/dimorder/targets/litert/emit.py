@@ -131,7 +131,7 @@ def _written(
         raise UnsupportedError(call_place(node), reason, FIX)
     if how is How.IN_KERNEL and (node.target is QUANTIZE or clamp_range(node) is not None):
         return values[node.all_input_nodes[0]]
-    writer.in_integers = fused.annotations[node] if how is How.KERNEL else None
+    writer.in_integers = fused.annotations[node] if how in (How.KERNEL, How.DYNAMIC_KERNEL) else None
     with blamed(call_place(node), FIX):
         made = operators.build(writer, node, values.__getitem__)
     assert writer.in_integers is None, f"{node} is not written in integers"

@@ -57,7 +57,7 @@ def _convolution(a: Arguments) -> FoundKernel:
 
 def _linear(a: Arguments) -> FoundKernel:
     if isinstance(a.weight, Tensor):
-        return weighted(a.weight, a.bias, ("weight", "bias"))
+        return weighted(a.weight, a.bias, ("weight", "bias"), nonbatch=1)
     return MATRICES if a.bias is None else "a linear with a weight that is computed, and a bias"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.quantized import Integers, IntegerType, Scaled
-from dimorder.physical.fuse_quantized import Annotation
+from dimorder.physical.fuse_quantized import Annotation, How
 from dimorder.targets.graph_writer import NamedValue, NamedWriter
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import TfLiteTensor
@@ -120,7 +120,10 @@ class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     ) -> LiteRtValue:
         """Write the operator of a call that computes in integers, with their types and its clamp."""
         annotation, self.in_integers = self.in_integers, None
-        assert annotation is not None and annotation.type is not None
+        assert annotation is not None
+        if annotation.how is How.DYNAMIC_KERNEL:
+            return self._dynamic_op(kind, inputs, shape, options)
+        assert annotation.type is not None
         of, (low, high) = annotation.type, (annotation.low, annotation.high)
         operands = self._integer_operands(kind, inputs, of)
         act = integers.activation(low, high, of)
@@ -130,6 +133,22 @@ class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         if act and kind not in integers.CLAMPED:
             return self.rescaled(made, of, act)
         return made if act is not None else self._clamped(made, low, high, of)
+
+    def _dynamic_op(
+        self,
+        kind: str,
+        inputs: Sequence[LiteRtValue | None],
+        shape: Sequence[int],
+        options: Mapping[str, Any],
+    ) -> LiteRtValue:
+        """Write an operator that quantizes each row of its operand as it runs. Its weight is integers."""
+        x, weight, *bias = inputs
+        assert kind == "FULLY_CONNECTED" and x is not None and weight is not None
+        numbers = self.data(weight)
+        assert isinstance(numbers, Scaled)
+        stored = self._stored(integers.weight(numbers.integers, integers.WEIGHTS[kind].outputs))
+        operands = [self.floats(x), stored, *bias]
+        return self._write(kind, operands, [(shape, F32)], None, {**options, **integers.BY_ROWS})[0]
 
     def _clamped(self, value: LiteRtValue, low: float, high: float, of: IntegerType) -> LiteRtValue:
         """Clamp integers to bounds that no activation has."""

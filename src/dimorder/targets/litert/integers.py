@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ MOVES = frozenset(
         *("GATHER", "REVERSE_V2", "TILE", "REDUCE_MAX"),
     )
 )
+# The options of an operator that quantizes its operand dynamically, by a scale and a zero point for each row.
+BY_ROWS: Mapping[str, Any] = MappingProxyType({"asymmetricQuantizeInputs": True})
 CONVERTS = frozenset(("QUANTIZE", "DEQUANTIZE"))
 
 

@@ -18,7 +18,14 @@ from dimorder.graph.interpreter import GraphNode, interpret
 from dimorder.graph.quantized import IntegerType
 from dimorder.ops.dialect import OPS
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode
-from dimorder.targets.litert.integers import ACTIVATIONS, CONVERTS, WEIGHTS, bounds_of, type_of_tensor
+from dimorder.targets.litert.integers import (
+    ACTIVATIONS,
+    BY_ROWS,
+    CONVERTS,
+    WEIGHTS,
+    bounds_of,
+    type_of_tensor,
+)
 from dimorder.verification import arithmetic
 from dimorder.verification import xnnpack_roundings as roundings
 
@@ -27,7 +34,8 @@ from dimorder.verification import xnnpack_roundings as roundings
 class LiteRtModel:
     """A finished graph.
 
-    `rounded` are the integers, and the outputs, that the model does not compute from what is known.
+    `rounded` are the values that the model does not compute from what is known: integers, outputs, and what
+    an operator with dynamically quantized rows reads and gives.
     """
 
     graph: TfLiteGraph
@@ -39,18 +47,32 @@ class LiteRtModel:
         found = list[str]()
         for node in self.graph.nodes:
             is_known = self.computes(node) and known.issuperset(filter(None, node.inputs))
-            given = [name for name in node.outputs if not is_known and self._is_given(name)]
-            known |= {*node.outputs} if is_known else {*given}
+            given = [] if is_known else [name for name in self._given(node) if name not in known]
             found += given
+            known |= {*node.outputs} if is_known else {*given}
         return found
 
-    def _is_given(self, name: str) -> bool:
-        return self.graph.tensors[name].scales is not None or name in self.graph.outputs.values()
+    def _given(self, node: TfLiteNode) -> list[str]:
+        """Return what the runtime must tell of an operator that the model does not compute."""
+        if is_by_rows(node):
+            return [name for name in (*node.inputs[:1], *node.outputs) if name]
+        outputs = self.graph.outputs.values()
+        return [name for name in node.outputs if self.graph.tensors[name].scales or name in outputs]
 
     def computes(self, node: TfLiteNode) -> bool:
         """Return whether the model has an operator: of integers, or one that moves or converts."""
         of = self.graph.tensors[node.outputs[0]].scales
         return node.kind in {*CONVERTS, *_MOVED, "PAD"} or (of is not None and node.kind in ROUNDINGS)
+
+    @property
+    def needs_xnnpack(self) -> bool:
+        """Whether the weight of dynamically quantized rows has -128, which LiteRT's own kernels read wrongly."""
+        weights = (self.graph.tensors[node.inputs[1] or ""] for node in self.graph.nodes if is_by_rows(node))
+        return any(bool((each.data == -128).any()) for each in weights if each.data is not None)
+
+    def has_integers(self, node: TfLiteNode) -> bool:
+        """Return whether the model has an operator, and its result is integers that stand for floats."""
+        return self.graph.tensors[node.outputs[0]].scales is not None and self.computes(node)
 
     def run(
         self, inputs: Sequence[Tensor], rounded: Mapping[str, Tensor], kept: Collection[str]
@@ -71,6 +93,8 @@ class LiteRtModel:
         ]
 
         def compute(node: GraphNode, operands: Sequence[Tensor | None]) -> Tensor | None:
+            if is_by_rows(node.attributes):
+                self.require_near(node.attributes, operands, rounded[node.output])
             if node.output in rounded:
                 return rounded[node.output]
             known = [each for each in operands if each is not None]
@@ -102,6 +126,17 @@ class LiteRtModel:
         low, high = bounds_of(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)], of)
         return ROUNDINGS[node.kind](kernel).clamp(low, high).to(of.dtype).reshape(tensor.shape)
 
+    def require_near(self, node: TfLiteNode, operands: Sequence[Tensor | None], found: Tensor) -> None:
+        """Check what the runtime gives for a linear whose rows it quantizes dynamically."""
+        x, values, *bias = operands
+        scales = self._weight_scales(node)
+        assert x is not None and values is not None and scales is not None
+        weight = values.double() * scales.double()[:, None]
+        read = roundings.DynamicIntegers.of(x, 1)
+        wanted = torch.nn.functional.linear(read.values, weight, *(b.double() for b in bias if b is not None))
+        wanted = wanted.clamp(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)])
+        roundings.require_near_sum(found, wanted, read.steps * weight.abs().amax(1), node.outputs[0])
+
     def _type(self, name: str) -> IntegerType | None:
         return type_of_tensor(self.graph.tensors[name])
 
@@ -112,6 +147,11 @@ class LiteRtModel:
         scales = self.graph.tensors[node.inputs[places.weight] or ""].scales
         assert scales is not None
         return torch.tensor(scales.scales, dtype=torch.float32)
+
+
+def is_by_rows(node: TfLiteNode) -> bool:
+    """Return whether an operator quantizes the rows of its operand as it runs."""
+    return BY_ROWS.items() <= node.options.items()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
+from dimorder.targets.integer_kernels import unfit_dynamic
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
@@ -50,5 +52,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         QUANTIZE: Row(_quantize, _check, integers=True),
         DEQUANTIZE: Row(_dequantize, _check, integers=True),
+        FAKE_QUANTIZE_DYNAMIC: Row(lambda w, a: a.x, unfit_dynamic),  # the reader quantizes, or reads floats
     }
 )

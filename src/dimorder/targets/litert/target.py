@@ -24,6 +24,7 @@ from dimorder.targets.litert.emit import fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK
+from dimorder.targets.litert.model import LiteRtModel
 from dimorder.targets.litert.ops import OPERATORS, unfit_input
 from dimorder.targets.litert.recipes import RECIPES
 from dimorder.targets.litert.runtime import (
@@ -75,10 +76,12 @@ class TfLite(Artifact):
 
     @property
     def other_runs(self) -> Mapping[str, Run]:
-        """Return the reference kernels, which an operator may lack."""
+        """Return the reference kernels, if they compute all operators of the file right."""
         if self.kernels != DEFAULT_KERNELS or NO_REFERENCE & set(operators(self.data)):
             return {}
         if self.exact is not None:
+            if LiteRtModel(self.exact.written.graph).needs_xnnpack:
+                return {}
             return {
                 "LiteRT's reference kernels": OperatorsRun(self.exact.written, self.contract, "reference")
             }

@@ -16,7 +16,6 @@ import torch.nn.functional as functional
 from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
-from dimorder.errors import VerificationError
 from dimorder.graph.interpreter import GraphNode, interpret
 from dimorder.graph.quantized import IntegerType
 from dimorder.ops.dialect import OPS
@@ -28,37 +27,6 @@ from dimorder.verification.differences import Differences, Origin
 from dimorder.verification.verify_integers import require_near
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
-
-
-_SUM = 2e-6  # of the largest result: by how much one sum in float32 may differ from another
-
-
-@dataclass(frozen=True)
-class DynamicIntegers:
-    """The numbers of XNNPACK's dynamically quantised integers, in float64, and the steps between them.
-
-    The steps have size 1 in the dimensions that share one scale.
-    """
-
-    values: Tensor
-    steps: Tensor
-
-    @staticmethod
-    def of(x: Tensor, nonbatch: int) -> DynamicIntegers:
-        """Quantise as XNNPACK's quantization.h does, with one scale over the last `nonbatch` dimensions.
-
-        The integers reach from the least number to the greatest one, and include 0.
-        """
-        dims = tuple(range(x.dim() - nonbatch, x.dim()))
-        zero = torch.zeros(())
-        least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
-        scale = torch.where(least == most, torch.ones(()), 255 / (most - least))
-        below, above = least * scale, most * scale
-        nearer = (below - 128) + (above + 127) > 0
-        zero_point = torch.where(nearer, -128 - below, 127 - above).clamp(-128, 127).round()
-        integers = ((x * scale).round() + zero_point).clamp(-128, 127)
-        steps = (1 / scale).double()
-        return DynamicIntegers((integers - zero_point) * steps, steps)
 
 
 @dataclass(frozen=True)
@@ -106,8 +74,8 @@ class XnnModel:
             index, first = node.output, operands[0]
             value = self.values[index]
             if value.nonbatch is not None:
-                return DynamicIntegers.of(first, value.nonbatch)
-            if isinstance(first, DynamicIntegers):
+                return roundings.DynamicIntegers.of(first, value.nonbatch)
+            if isinstance(first, roundings.DynamicIntegers):
                 return self._agreed_sum(node, operands, found[index])
             result = self._result(node, operands).to(value.dtype)
             return result if index not in found else self._agreed(node, result, found[index], first)
@@ -117,8 +85,7 @@ class XnnModel:
     def _agreed_sum(self, node: GraphNode, operands: Sequence[Any], found: Tensor) -> Tensor:
         """Return the runtime's result for a linear or convolution of dynamically quantised integers.
 
-        It must be near the exact sum. XNNPACK rounds one integer in a million differently from its formulas,
-        so a quantum of one operand is allowed besides.
+        It must be near the exact sum.
         """
         read, values, *bias = operands
         scales = self._scales(node).double()
@@ -127,14 +94,9 @@ class XnnModel:
         weight = values.double() * scales
         fields, bounds = _fields_and_bounds(node)
         wanted = _FLOAT[node.kind](fields, read.values, weight, *(b.double() for b in bias)).clamp(*bounds)
-        quantum = read.steps * weight.flatten(1).abs().amax(1)
-        off = (found.reshape(wanted.shape) - wanted).abs()
-        if not bool((off <= _SUM * wanted.abs().max() + quantum).all()):
-            raise VerificationError(
-                f"{self.rounded[node.output]} of dynamically quantised integers",
-                f"off by up to {float(off.max()):.2e} of {float(wanted.abs().max()):.2e}",
-                "report this network, and on which processor",
-            )
+        roundings.require_near_sum(
+            found, wanted, read.steps * weight.flatten(1).abs().amax(1), self.rounded[node.output]
+        )
         return found.reshape(self.values[node.output].shape)
 
     def _agreed(self, node: GraphNode, result: Tensor, found: Tensor, read: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
-from dimorder.targets.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES
+from dimorder.targets.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES, unfit_dynamic
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
@@ -141,13 +141,6 @@ def _check_quantize(a: Arguments) -> str | None:
     return None
 
 
-def _check_dynamic(a: Arguments) -> str | None:
-    """Require at most 256 levels, so that XNNPACK's own steps are not larger."""
-    if a.high - a.low > 255:
-        return f"integers from {a.low} to {a.high}, found dynamically; XNNPACK has those of 8 bits"
-    return None
-
-
 def _elu(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute elu of k·x with k·alpha, divided by k, where x is scaled by k."""
     bent = apply(w, "ELU", times(w, w.dense(a.self), a.input_scale), alpha=float(a.alpha * a.input_scale))
@@ -265,7 +258,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         QUANTIZE: Row(_quantize, _check_quantize, integers=True),
         DEQUANTIZE: Row(lambda w, a: a.input, _check_quantize, integers=True),
         aten._to_copy.default: Row(lambda w, a: w.cast(a.self, a.dtype), halves=lambda a: True),
-        FAKE_QUANTIZE_DYNAMIC: Row(lambda w, a: a.x, _check_dynamic),  # the reader quantises, or reads floats
+        FAKE_QUANTIZE_DYNAMIC: Row(lambda w, a: a.x, unfit_dynamic),  # the reader quantises, or reads floats
         aten.add.Tensor: _binary("Add"),
         aten.add.Scalar: _binary("Add"),
         aten.sub.Tensor: _binary("Subtract"),

@@ -184,12 +184,12 @@ def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
 
 
 def _linear_kernel(a: Arguments) -> IntegerKernel:
-    return weighted(a.weight, a.bias, ("weight", "bias"), 1)
+    return weighted(a.weight, a.bias, ("weight", "bias"), 1, in_4_bits=True)
 
 
 def _matmul_kernel(a: Arguments) -> IntegerKernel:
     is_weight = isinstance(a.other, Tensor) and a.other.ndim == 2
-    return weighted(a.other.t(), None, ("other",), 1) if is_weight else MATRICES
+    return weighted(a.other.t(), None, ("other",), 1, in_4_bits=True) if is_weight else MATRICES
 
 
 def _reduction_kernel(mean: bool) -> Callable[[Arguments], FoundKernel]:
