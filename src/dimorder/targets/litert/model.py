@@ -66,7 +66,7 @@ class LiteRtModel:
 
     @property
     def needs_xnnpack(self) -> bool:
-        """Whether the weight of dynamically quantized rows has -128, which LiteRT's own kernels read wrongly."""
+        """Whether a weight of dynamically quantized rows has -128, which LiteRT's own kernels misread."""
         weights = (self.graph.tensors[node.inputs[1] or ""] for node in self.graph.nodes if is_by_rows(node))
         return any(bool((each.data == -128).any()) for each in weights if each.data is not None)
 
