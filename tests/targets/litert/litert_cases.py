@@ -24,6 +24,7 @@ CASES: dict[str, Case] = {
         (Y, r(2, 5, 7).tanh()),
         (),
     ),
+    "the angle of a sum and a number": (lambda x: torch.atan2(torch.tensor(0.7), x.sum()), (Y,), ()),
     "powers of a tensor": (lambda x, y: torch.pow(x, y), (Y.abs() + 0.1, r(7)), ()),
     "a large power": (lambda x: (x**17, x**2.3), (Y.abs(),), ()),
     "six dimensions": (

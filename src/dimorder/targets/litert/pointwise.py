@@ -126,9 +126,9 @@ def expm1(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
 
 
 def atan2(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
-    """Write ATAN2, which repeats no operand."""
+    """Write ATAN2, which wants operands of one shape."""
     shape = torch.broadcast_shapes(x.shape, y.shape)
-    return w.elementwise("ATAN2", w.expanded(x, shape), w.expanded(y, shape))
+    return w.op("ATAN2", [w.expanded(x, shape), w.expanded(y, shape)], shape)
 
 
 def _cosine(w: LiteRtWriter, sine: LiteRtValue) -> LiteRtValue:
