@@ -81,7 +81,11 @@ def test_help_needs_no_torch():
     assert "examples:" in run.stdout
 
 
-EXAMPLES = {"dimorder": cli.EXAMPLES, **{command.name: command.examples for command in cli.COMMANDS}}
+EXAMPLES = {
+    "dimorder": cli.EXAMPLES,
+    "": cli.WELCOME,
+    **{command.name: command.examples for command in cli.COMMANDS},
+}
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -90,6 +94,12 @@ def test_every_example_in_the_help_is_one(command):
     assert len(lines) >= 2
     for line in lines:
         cli.parser().parse_args(shlex.split(line.split(" > ")[0])[1:])
+
+
+def test_without_a_command_three_are_shown(capfd):
+    assert cli.main([]) == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == (f"{cli.WELCOME}\n", "") and out.count("\n  dimorder ") == 3
 
 
 def test_each_command_has_a_file_of_its_own():

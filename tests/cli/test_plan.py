@@ -25,6 +25,13 @@ def test_plan_takes_a_module_as_it_is(capfd):
     assert "target  torch" in capfd.readouterr().out
 
 
+def test_plan_writes_a_graph(capfd, tmp_path):
+    path = tmp_path / "plan.dot"
+    assert main(["plan", f"{HERE}:Tiny", *INPUT, "--dot", str(path)]) == 0
+    assert path.read_text().startswith("digraph plan {") and path.read_text().endswith("}\n")
+    assert main(["plan", f"{HERE}:Tiny", *INPUT, "--dot", str(tmp_path)]) == 2
+
+
 def test_inputs_by_name_and_of_integers(capfd):
     inputs = ["--input", "2x3:int64", "--input", "mask=2x3"]
     assert main(["plan", f"{HERE}:Ids", *inputs]) == 0

@@ -46,9 +46,27 @@ EXAMPLES = """\
 every command has examples of its own: dimorder lower --help
 exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted"""
 
+WELCOME = f"""\
+{_DESCRIPTION} Three commands to try:
+
+  dimorder plan torchvision.models:swin_t --input 1x3x224x224 --target xnnpack
+      the order that each operator wants, and each conversion that is left, with its operators and bytes
+  dimorder inspect torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
+      the order in which PyTorch runs each operator, and where channels-last is lost
+  dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
+      a verified program for a phone's CPU
+
+dimorder --help lists all commands and targets."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, with errors as three lines on stderr, and return its exit code."""
+    """Run one command, with errors as three lines on stderr, and return its exit code.
+
+    Without a command, three to try are shown.
+    """
+    if not (sys.argv[1:] if argv is None else argv):
+        print(WELCOME)
+        return DONE
     try:
         options = parser().parse_args(argv)
     except UsageError as error:

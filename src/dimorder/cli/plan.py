@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from dimorder.cli.answer import Answer
 from dimorder.cli.console import ProgressLine
@@ -16,9 +17,13 @@ from dimorder.cli.options import (
     report_option,
 )
 
+if TYPE_CHECKING:
+    from dimorder.plans.network_plan import NetworkPlan
+
 EXAMPLES = """\
   dimorder plan torchvision.models:swin_t --input 1x3x224x224
   dimorder plan mypackage.nets:unet --input 1x3x64x96 --output-order NHWC --objective count
+  dimorder plan net.pt2 --dot plan.dot
   dimorder plan net.pt2 --json > plan.json"""
 
 
@@ -26,11 +31,22 @@ def add_options(parser: CommandParser) -> None:
     network_options(parser)
     json_option(parser, "the plan")
     report_option(parser)
+    parser.add_argument(
+        "--dot", metavar="FILE", help="a graph for Graphviz (.dot): operators by order, conversions in red"
+    )
 
 
 def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     found = plan_network(options, progress)
-    return Answer(found, found.to_dict(), report_files(options, found, progress))
+    return Answer(found, found.to_dict(), [*report_files(options, found, progress), *_graph(options, found)])
+
+
+def _graph(options: argparse.Namespace, plan: NetworkPlan) -> list[tuple[str, bytes]]:
+    if not options.dot:
+        return []
+    from dimorder.report.dot import plan_dot
+
+    return [(options.dot, plan_dot(plan).encode())]
 
 
 COMMAND = Command(

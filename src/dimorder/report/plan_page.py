@@ -110,7 +110,7 @@ def build(
     lowered = result if isinstance(result, Lowered) else None
     plan = lowered.plan if lowered else result
     assert isinstance(plan, NetworkPlan)
-    conversions, operators = tuple(_conversion_rows(plan, progress)), tuple(_operator_rows(plan))
+    conversions, operators = tuple(_conversion_rows(plan, progress)), tuple(operator_rows(plan))
     return Report(title or "network", plan, conversions, operators, lowered)
 
 
@@ -125,7 +125,8 @@ def _conversion_rows(plan: NetworkPlan, progress: Callable[[str], None]) -> Iter
         yield ConversionRow(number, conversion, conversion.bytes / total, explanation)
 
 
-def _operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
+def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
+    """Return every operator of a plan in sequence, with the orders that it reads and writes."""
     extracted, choice = plan.extracted, plan.layout_plan.choice
     first_consumer: dict[int, list[int]] = {}
     for number, conversion in enumerate(plan.layout_plan.conversions):

@@ -1,0 +1,69 @@
+"""Render a plan as a graph in DOT, the language of Graphviz: operators by order, conversions on the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dimorder.plans.network_plan import NetworkPlan, PlannedConversion
+from dimorder.report.parts import size
+from dimorder.report.plan_page import Family, OperatorRow, operator_rows
+from dimorder.text import shape_text
+
+_COLOURS: Mapping[Family, str] = {
+    "row-major": "#dbe4f3",
+    "channels-last": "#cdeccf",
+    "permuted": "#fbe3b9",
+    "cut": "#e6d3f2",
+}
+_CONVERSION = "#c0392b"
+
+
+def plan_dot(plan: NetworkPlan) -> str:
+    """Return the plan as a DOT graph, which `dot -Tsvg` draws.
+
+    An edge that converts is red, and says the orders and bytes.
+
+    >>> import torch, dimorder
+    >>> plan = dimorder.plan(torch.nn.ReLU(), (torch.randn(2, 3, 5, 7),))
+    >>> print(plan_dot(plan).splitlines()[0])
+    digraph plan {
+    """
+    rows = list(operator_rows(plan))
+    lines = [
+        "digraph plan {",
+        '  node [shape=box, style="filled,rounded", fontname="sans-serif", fontsize=10];',
+        '  edge [fontname="sans-serif", fontsize=9];',
+        *(f"  n{index} [{_node(row)}];" for index, row in enumerate(rows)),
+        *_edges(plan),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _node(row: OperatorRow) -> str:
+    orders = dict.fromkeys(row.writes or row.reads)
+    label = _text([f"{row.operator} {shape_text(row.shape)}", *orders])
+    return f'label={label}, tooltip={_text([row.source])}, fillcolor="{_COLOURS[row.family]}"'
+
+
+def _edges(plan: NetworkPlan) -> Iterator[str]:
+    sites = plan.extracted.sites
+    written = {view.buffer: index for index, site in enumerate(sites) for view in site.writes}
+    converted: dict[tuple[int, int], PlannedConversion] = {}
+    for each, planned in zip(plan.layout_plan.conversions, plan.conversions, strict=True):
+        converted |= {(each.buffer, consumer): planned for consumer in each.consumers}
+    for index, site in enumerate(sites):
+        for buffer in dict.fromkeys(view.buffer for view in site.reads):
+            found = converted.get((buffer, index))
+            attributes = "" if found is None else f" [{_conversion(found)}]"
+            yield f"  n{written[buffer]} -> n{index}{attributes};"
+
+
+def _conversion(conversion: PlannedConversion) -> str:
+    label = _text([f"{conversion.from_order} to", conversion.to_order, size(conversion.bytes)])
+    return f'label={label}, color="{_CONVERSION}", fontcolor="{_CONVERSION}", penwidth=2'
+
+
+def _text(lines: Sequence[str]) -> str:
+    escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    return '"' + "\\n".join(escaped) + '"'
