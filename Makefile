@@ -22,7 +22,7 @@ PEERS := $(VENV)/.peers-installed
 TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-device fuzz check format bench bench-all clean
+.PHONY: help demo test test-all test-device fuzz check format bench bench-tflite bench-all clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ format: $(DEV) ## rewrite the sources in the one format
 bench: $(PEERS) ## latency beside every runtime that one could take instead (about an hour; benchmarks/results/latency.*)
 	$(PY) -m benchmarks.latency
 
+bench-tflite: $(DEV) build/litert-torch/.installed build/onnx2tf/.installed ## .tflite files beside litert-torch's and onnx2tf's (hours)
+	$(PY) -m benchmarks.litert --tool litert-torch=build/litert-torch/bin/python --tool onnx2tf=build/onnx2tf/bin/python
+	$(PY) -m benchmarks.litert_int8 --tool build/litert-torch/bin/python
+
 bench-all: bench ## every benchmark, side by side with its peer (hours; results in benchmarks/results)
 	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
 	$(PY) -m benchmarks.lowering --target xnnpack
@@ -69,6 +73,12 @@ bench-all: bench ## every benchmark, side by side with its peer (hours; results 
 	$(PY) -m benchmarks.inspect --out benchmarks/results/inspect.json
 	$(PY) -m benchmarks.guarded --out benchmarks/results/guarded.json
 	$(PY) -m benchmarks.device_guard --out benchmarks/results/device_guard.json
+
+# Another tool, whose pins conflict with ours, in an environment of its own.
+build/%/.installed: requirements/%.txt
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/pip install -q -r $<
+	@touch $@
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist examples/face/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

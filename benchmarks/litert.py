@@ -2,7 +2,7 @@
 
     python -m benchmarks.litert --tool litert-torch=PYTHON [--tool onnx2tf=PYTHON] [--networks NAME ...]
 
-Each tool converts in its own environment, whose Python is given; requirements/TOOL.txt says how to make it.
+Each tool converts in its own environment, whose Python is given; `make build/TOOL/.installed` makes it.
 All files are run here, by one LiteRT with XNNPACK, on one thread, checked against eager, and timed
 in turn, each timed call after a pause and untimed ones. `--files FOLDER` keeps the files and uses them again.
 What was measured is kept in benchmarks/results/litert.json after every network; the .md beside it is the

@@ -2,7 +2,7 @@
 
     python -m benchmarks.litert_int8 --tool PYTHON
 
-PYTHON has ai-edge-quantizer: requirements/litert-torch.txt says how to make its environment. Both are
+PYTHON has ai-edge-quantizer: `make build/litert-torch/.installed` makes its environment. Both are
 calibrated on the same crops of photos, and run here by one LiteRT with XNNPACK on one thread: on how many
 other crops they name the class that the float network names, the signal-to-noise ratio of their logits, and
 milliseconds, timed in turn. Ends with 1 if ours agrees less often or is slower.
