@@ -140,13 +140,13 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 # -- searches
 
 
-def _places_among(values: Tensor, ordered: Tensor, is_right: bool, dtype: torch.dtype) -> Any:
-    """Return how many elements of each row of `ordered` come before each value. NaN comes last."""
+def _places_among(values: Tensor, ordered: Tensor, is_right: bool) -> Any:
+    """Return how many elements of a row come before each value; for a row that begins at 0 and ascends."""
     if values.numel() * ordered.shape[-1] > MOST_PAIRS:
         return NotImplemented
     values, ordered = values.unsqueeze(-1), ordered.unsqueeze(-2)
-    behind = ordered > values if is_right else ordered >= values
-    return torch.logical_not(behind).sum(-1).to(dtype)
+    before = ordered <= values if is_right else ordered < values
+    return before.sum(-1)
 
 
 def _searchsorted(
@@ -161,13 +161,27 @@ def _searchsorted(
     if sorter is not None:
         ordered = torch.gather(ordered, -1, sorter)
     dtype, is_right = torch.int32 if out_int32 else torch.int64, right or side == "right"
-    if not isinstance(values, Tensor):
-        behind = ordered > values if is_right else ordered >= values
-        return torch.logical_not(behind).sum(-1).to(dtype)
+    shape = values.shape if isinstance(values, Tensor) else ()
     if ordered.dim() == 1:
-        found = _places_among(values.reshape(-1), ordered, is_right, dtype)
-        return found if found is NotImplemented else found.reshape(values.shape)
-    return _places_among(values, ordered, is_right, dtype)
+        values = values.reshape(-1) if isinstance(values, Tensor) else values
+    found = _bisected(ordered, values, is_right)
+    return found.reshape(shape).to(dtype)
+
+
+def _bisected(ordered: Tensor, values: Tensor | float, is_right: bool) -> Tensor:
+    """Return the place of each value by torch's own steps, which say where it is in a row without order."""
+    length = ordered.shape[-1]
+    shape = values.shape if isinstance(values, Tensor) else (1,)
+    start, end = torch.zeros(shape, dtype=torch.int32), torch.full(shape, length, dtype=torch.int32)
+    for _ in range(length.bit_length()):
+        middle = start + torch.div(end - start, 2, rounding_mode="floor")
+        at = middle.clamp(max=length - 1).to(torch.int64)
+        found = ordered[at] if ordered.dim() == 1 else torch.gather(ordered, -1, at)
+        is_behind = found > values if is_right else found >= values
+        is_open = start < end
+        end = torch.where(is_open & is_behind, middle, end)
+        start = torch.where(is_open & torch.logical_not(is_behind), middle + 1, start)
+    return start
 
 
 def _bucketize(values: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
@@ -178,7 +192,7 @@ def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> An
     if output_size is None:
         return NotImplemented
     ends = torch.cumsum(repeats, 0)
-    return _places_among(torch.arange(output_size), ends, True, repeats.dtype)
+    return _places_among(torch.arange(output_size), ends, True)
 
 
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
@@ -199,7 +213,7 @@ def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Any:
         return NotImplemented
     counted = torch.cumsum((x != 0).reshape(-1).to(torch.int64), 0)
     numbers = torch.arange(1, size + 1)
-    at = _places_among(numbers, counted, False, torch.int64).clamp(max=x.numel() - 1)
+    at = _places_among(numbers, counted, False).clamp(max=x.numel() - 1)
     columns = [
         torch.div(at, stride, rounding_mode="floor") % length
         for stride, length in zip(_strides(x.shape), x.shape, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -29,9 +28,10 @@ def _moments(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor
 def _native_layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    dims = list(range(x.dim() - len(shape), x.dim()))
-    _, mean, rest = _moments(x, dims, eps)
-    return F.layer_norm(x, list(shape), weight, bias, eps), mean, rest
+    centred, mean, rest = _moments(x, list(range(x.dim() - len(shape), x.dim())), eps)
+    y = centred * rest
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, rest
 
 
 def _native_group_norm(
@@ -85,9 +85,11 @@ def _native_batch_norm(
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, variance: Any, *given: Any
 ) -> Any:
-    training, _, eps, _ = given
+    training, momentum, eps, _ = given
     if training:
-        return NotImplemented
+        if mean is not None:  # it would be written
+            return NotImplemented
+        return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)[0]
     rest = torch.rsqrt(variance + eps)
     scale = rest if weight is None else rest * weight
     shape = [-1, *[1] * (x.dim() - 2)]
@@ -190,7 +192,7 @@ def _convolution(
     places = _read_places(x.shape[2:], out[2:], taps, stride, padding, dilation, transposed)
     flat = F.pad(x.reshape(x.shape[0] * x.shape[1], pixels), [0, 1])  # the last one is padding
     inputs, outputs = x.shape[1] // groups, out[1] // groups
-    columns = flat[:, torch.tensor(places)].reshape(x.shape[0], groups, inputs * math.prod(taps), -1)
+    columns = flat[:, places].reshape(x.shape[0], groups, inputs * math.prod(taps), -1)
     if transposed:
         weight = weight.reshape(groups, inputs, outputs, -1).transpose(1, 2)
     y = torch.matmul(weight.reshape(groups, outputs, inputs * math.prod(taps)), columns).reshape(out)
@@ -205,28 +207,31 @@ def _read_places(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-) -> list[int]:
+) -> Tensor:
     """Return the flat place that each tap reads for each pixel of the result; one more is padding."""
+    rank = len(sizes)
+    place, is_inside = torch.zeros([1] * 2 * rank, dtype=torch.int64), torch.ones([], dtype=torch.bool)
+    for d, size in enumerate(sizes):
+        tap = torch.arange(taps[d]).reshape([-1 if e == d else 1 for e in range(2 * rank)])
+        pixel = torch.arange(out[d]).reshape([-1 if e == rank + d else 1 for e in range(2 * rank)])
+        if transposed:
+            own = pixel + padding[d] - tap * dilation[d]
+            is_inside = is_inside & (own % stride[d] == 0)
+            own = torch.div(own, stride[d], rounding_mode="floor")
+        else:
+            own = pixel * stride[d] - padding[d] + tap * dilation[d]
+        place, is_inside = place * size + own, is_inside & (own >= 0) & (own < size)
+    return torch.where(is_inside, place, math.prod(sizes)).reshape(-1)
 
-    def along(d: int, tap: int, pixel: int) -> int | None:
-        if not transposed:
-            place = pixel * stride[d] - padding[d] + tap * dilation[d]
-            return place if 0 <= place < sizes[d] else None
-        place, rest = divmod(pixel + padding[d] - tap * dilation[d], stride[d])
-        return place if not rest and 0 <= place < sizes[d] else None
 
-    found = []
-    for tap in itertools.product(*map(range, taps)):
-        for pixel in itertools.product(*map(range, out)):
-            place = 0
-            for d, size in enumerate(sizes):
-                own = along(d, tap[d], pixel[d])
-                if own is None:
-                    place = math.prod(sizes)
-                    break
-                place = place * size + own
-            found.append(place)
-    return found
+_REFLECTED = 2  # padding, which torch's decomposition computes in int8
+
+
+def _grid_sampler(
+    x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align_corners: bool = False
+) -> Any:
+    write = decomposition_table[aten.grid_sampler_2d.default]
+    return NotImplemented if padding == _REFLECTED else write(x, grid, mode, padding, align_corners)
 
 
 NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
@@ -242,6 +247,6 @@ NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.native_dropout_backward.default: _dropout_backward,
         aten._trilinear.default: _trilinear,
         aten.convolution.default: _convolution,
-        aten.grid_sampler_2d.default: decomposition_table[aten.grid_sampler_2d.default],
+        aten.grid_sampler_2d.default: _grid_sampler,
     }
 )

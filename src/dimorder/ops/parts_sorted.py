@@ -144,6 +144,10 @@ def _extreme_dim(choose: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
+def _product(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return NotImplemented if x.dim() or dtype not in (None, x.dtype) else x
+
+
 SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.sort.default: _sort,
@@ -160,5 +164,6 @@ SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.min.dim: _extreme_dim(torch.min),
         aten.max.default: lambda x: NotImplemented if x.dim() else x,
         aten.min.default: lambda x: NotImplemented if x.dim() else x,
+        aten.prod.default: _product,
     }
 )
