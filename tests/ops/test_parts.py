@@ -12,12 +12,14 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured, capture
 from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_gamma import GAMMA
 from dimorder.ops.parts_special import SPECIAL
 from tests.targets.cases import Net, aten
 from tests.targets.litert.parts_cases import CASES
 
 VALUES = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-41, 1e30, -1e30, 0.5, 1, -1, 1.5, -2.5])
-TENSORS = {target: sum(str(a.type) == "Tensor" for a in target._schema.arguments) for target in SPECIAL}
+FUNCTIONS = {**SPECIAL, **GAMMA}
+TENSORS = {target: sum(str(a.type) == "Tensor" for a in target._schema.arguments) for target in FUNCTIONS}
 FIRST: dict[Any, tuple[Any, ...]] = {
     aten.xlogy.Scalar_Self: (1.5,),
     aten.special_xlog1py.self_scalar: (1.5,),
@@ -56,18 +58,18 @@ def test_each_operator_in_parts_is_in_a_network() -> None:
     assert {str(name) for name in set(PARTS) - met} == set()
 
 
-@pytest.mark.parametrize("target", SPECIAL, ids=str)
+@pytest.mark.parametrize("target", FUNCTIONS, ids=str)
 def test_special_values(target: Any) -> None:
     """Powers of two infinities are left out: ldexp has none in whole numbers."""
     grids = torch.meshgrid(*[VALUES] * TENSORS[target], indexing="ij")
     args = (*FIRST.get(target, ()), *(grid.reshape(-1) for grid in grids), *LAST.get(target, ()))
-    assert_same(SPECIAL[target](*args), target(*args))
+    assert_same(FUNCTIONS[target](*args), target(*args))
 
 
 @pytest.mark.parametrize("n", range(2, 7))
 def test_derivatives_of_digamma(n: int) -> None:
     x = torch.linspace(-7.13, 9.21, 301)
-    assert_same(SPECIAL[aten.polygamma.default](n, x), torch.polygamma(n, x.double()).float())
+    assert_same(GAMMA[aten.polygamma.default](n, x), torch.polygamma(n, x.double()).float())
 
 
 def test_the_tail_of_ndtri() -> None:

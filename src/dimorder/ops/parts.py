@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.tracing import HALVES, Value
+from dimorder.ops.parts_gamma import GAMMA
 from dimorder.ops.parts_indexed import INDEXED
 from dimorder.ops.parts_normalization import NORMALIZED
 from dimorder.ops.parts_sorted import SORTED
@@ -18,12 +19,12 @@ from dimorder.ops.parts_special import SPECIAL
 aten = torch.ops.aten
 
 # Each operator's function in plain torch. It returns NotImplemented for a call that stays as it is.
-PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType({**SPECIAL, **INDEXED, **SORTED, **NORMALIZED})
+PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {**SPECIAL, **GAMMA, **INDEXED, **SORTED, **NORMALIZED}
+)
 
 
-def parts_of(
-    name: Any, args: Sequence[Value], names: Collection[Any]
-) -> Callable[..., Any] | None:
+def parts_of(name: Any, args: Sequence[Value], names: Collection[Any]) -> Callable[..., Any] | None:
     """Return the function that writes a call in parts, if its operator is among `names`."""
     if name not in names:
         return None

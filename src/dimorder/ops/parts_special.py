@@ -17,20 +17,18 @@ _LN2 = math.log(2)
 _LARGE = 1e9  # from here on the square of a number is all that its root needs
 
 
-def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+def of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
     """Leave calls whose tensors are not all of float32."""
 
     @functools.wraps(function)
     def compute(*args: Any, **kwargs: Any) -> Any:
         tensors = [each for each in args if isinstance(each, Tensor)]
-        return (
-            function(*args, **kwargs) if all(t.dtype == torch.float32 for t in tensors) else NotImplemented
-        )
+        return function(*args, **kwargs) if all(t.dtype == torch.float32 for t in tensors) else NotImplemented
 
     return compute
 
 
-def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Evaluate a polynomial whose highest coefficient comes first."""
     y = x * coefficients[0] + coefficients[1]
     for each in coefficients[2:]:
@@ -153,7 +151,7 @@ def scaled_erfc(x: Tensor) -> Tensor:
         *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
         *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
     )
-    return t * torch.exp(_polynomial(t, coefficients))
+    return t * torch.exp(polynomial(t, coefficients))
 
 
 def _erfc(x: Tensor) -> Tensor:
@@ -178,14 +176,14 @@ def _erfinv(x: Tensor) -> Tensor:
     """Return erfinv: Giles, Approximating the erfinv function."""
     rest = (1 - x) * (1 + x)
     w = -torch.log(rest)
-    near = _polynomial(
+    near = polynomial(
         w - 2.5,
         (
             *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
             *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
         ),
     )
-    far = _polynomial(
+    far = polynomial(
         torch.sqrt(w) - 3,
         (
             *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
@@ -229,9 +227,9 @@ def _bessel(near: Sequence[float], far: Sequence[float], odd: bool, scaled: bool
     def compute(x: Tensor) -> Tensor:
         size = x.abs()
         square = (size.clamp(max=3.75) * (1 / 3.75)) ** 2
-        small, beyond = _polynomial(square, near), size.clamp(min=3.75)
+        small, beyond = polynomial(square, near), size.clamp(min=3.75)
         small = small * x if odd else small
-        large = _polynomial(3.75 / beyond, far) / torch.sqrt(beyond)
+        large = polynomial(3.75 / beyond, far) / torch.sqrt(beyond)
         large = torch.where(x < 0, -large, large) if odd else large
         if scaled:
             small = small * torch.exp(-size)
@@ -243,118 +241,11 @@ def _bessel(near: Sequence[float], far: Sequence[float], odd: bool, scaled: bool
     return compute
 
 
-# -- the gamma function and its derivatives
-
-
-def _from_whole(x: Tensor) -> Tensor:
-    """Return x less the nearest whole number."""
-    return x - torch.round(x)
-
-
-def _lgamma_above(x: Tensor) -> Tensor:
-    """Return lgamma from 0.5 on: the Lanczos approximation of Numerical Recipes, gammln."""
-    series = x * 0 + 1.000000000190015
-    for k, each in enumerate(
-        (76.18009172947146, -86.50532032941677, 24.01409824083091, -1.231739572450155, 1.208650973866179e-3),
-        start=1,
-    ):
-        series = series + each / (x + k)
-    return (x + 0.5) * torch.log(x + 5.5) - (x + 5.5) + torch.log(2.5066282746310005 * series / x)
-
-
-def _lgamma(x: Tensor) -> Tensor:
-    is_below = x < 0.5
-    above = _lgamma_above(torch.where(is_below, 1 - x, x))
-    reflected = math.log(math.pi) - torch.log(torch.sin(_from_whole(x) * math.pi).abs()) - above
-    y = torch.where(is_below, reflected, above)
-    return torch.where(x.abs() == math.inf, math.inf, y)
-
-
-def _mvlgamma(x: Tensor, p: int) -> Tensor:
-    y = _lgamma(x) + p * (p - 1) / 4 * math.log(math.pi)
-    for i in range(1, p):
-        y = y + _lgamma(x - i / 2)
-    return y
-
-
-_SHIFT = 8  # by so much the argument of an asymptotic series is raised
-
-
-def _digamma(x: Tensor) -> Tensor:
-    is_below = x < 0
-    size = torch.where(is_below, 1 - x, x)
-    raised = size + _SHIFT
-    square = 1 / (raised * raised)
-    y = torch.log(raised) - 0.5 / raised - square * _polynomial(square, (1 / 252, -1 / 120, 1 / 12))
-    for k in range(_SHIFT):
-        y = y - 1 / (size + k)
-    reflected = torch.where(_from_whole(x) == 0, math.nan, y - math.pi * _cotangent(x))
-    y = torch.where(is_below, reflected, y)
-    return torch.where(x == 0, -1 / x, y)
-
-
-_EVEN_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66)
-
-
-def _hurwitz(s: int, x: Tensor) -> Tensor:
-    """Return the sum of (x + k)^-s over all k from 0 on, for positive x, by Euler and Maclaurin."""
-    raised = x + _SHIFT
-    y = raised ** (1 - s) / (s - 1) + 0.5 * raised**-s
-    factor = float(s)
-    for i, bernoulli in enumerate(_EVEN_BERNOULLI, start=1):
-        y = y + bernoulli / math.factorial(2 * i) * factor * raised ** (1 - s - 2 * i)
-        factor *= (s + 2 * i - 1) * (s + 2 * i)
-    for k in range(_SHIFT):
-        y = y + (x + k) ** -s
-    return y
-
-
-def _cotangent(x: Tensor) -> Tensor:
-    """Return cot(pi x), which is 0 between two whole numbers."""
-    part = _from_whole(x)
-    angle, rest = part * math.pi, (0.5 - part.abs()) * math.pi
-    far = torch.sin(rest) / torch.cos(rest)
-    far = torch.where(part < 0, -far, far)
-    return torch.where(part.abs() > 0.25, far, torch.cos(angle) / torch.sin(angle))
-
-
-def _cotangent_derivative(n: int) -> list[float]:
-    """Return the n-th derivative of pi cot(pi x) as a polynomial in cot(pi x), lowest power first."""
-    powers = [0.0, math.pi]
-    for _ in range(n):
-        slope = [i * each for i, each in enumerate(powers)][1:]
-        powers = [
-            -math.pi * ((slope[i] if i < len(slope) else 0) + (slope[i - 2] if i >= 2 else 0))
-            for i in range(len(slope) + 2)
-        ]
-    return powers
-
-
-MOST_DERIVED = 6  # beyond it, float32 loses the powers of the cotangent
-
-
-def _polygamma(n: int, x: Tensor) -> Any:
-    if n == 0:
-        return _digamma(x)
-    if n > MOST_DERIVED:
-        return NotImplemented
-    is_below = x < 0
-    y = (-1) ** (n + 1) * math.factorial(n) * _hurwitz(n + 1, torch.where(is_below, 1 - x, x))
-    if n == 1:  # at a pole torch divides by the sine of nearly a multiple of pi
-        reflected = (math.pi / torch.sin(x * math.pi)) ** 2 - y
-    else:
-        reflected = (-1) ** n * y - _polynomial(_cotangent(x), _cotangent_derivative(n)[::-1])
-        is_pole = torch.logical_and(_from_whole(x) == 0, is_below)
-        reflected = torch.where(is_pole, math.inf * (-1) ** (n + 1), reflected)
-    y = torch.where(is_below, reflected, y)
-    return torch.where(x == 0, math.inf * (-1) ** (n + 1), y)
-
-
 SPECIAL: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.ldexp.Tensor: _ldexp,
         **{
-            target: _of_floats(function)
+            target: of_floats(function)
             for target, function in {
                 aten.atanh.default: _atanh,
                 aten.asinh.default: _asinh,
@@ -373,9 +264,9 @@ SPECIAL: Mapping[Any, Callable[..., Any]] = MappingProxyType(
                 aten.isposinf.default: lambda x: x == math.inf,
                 aten.isneginf.default: lambda x: x == -math.inf,
                 aten.true_divide.Tensor: torch.div,
-                aten.lerp.Scalar: lambda x, y, weight: x + weight * (y - x)
-                if abs(weight) < 0.5
-                else y - (y - x) * (1 - weight),
+                aten.lerp.Scalar: lambda x, y, weight: (
+                    x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
+                ),
                 aten.lerp.Tensor: lambda x, y, weight: torch.where(
                     weight.abs() < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight)
                 ),
@@ -396,10 +287,6 @@ SPECIAL: Mapping[Any, Callable[..., Any]] = MappingProxyType(
                 aten.special_i0e.default: _bessel(_I0_NEAR, _I0_FAR, odd=False, scaled=True),
                 aten.special_i1.default: _bessel(_I1_NEAR, _I1_FAR, odd=True, scaled=False),
                 aten.special_i1e.default: _bessel(_I1_NEAR, _I1_FAR, odd=True, scaled=True),
-                aten.lgamma.default: _lgamma,
-                aten.mvlgamma.default: _mvlgamma,
-                aten.digamma.default: _digamma,
-                aten.polygamma.default: _polygamma,
             }.items()
         },
     }

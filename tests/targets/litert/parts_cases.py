@@ -196,7 +196,14 @@ CASES: dict[str, Case] = {
     ),
     "in parts: running extrema": (lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 2)), (Y,), ()),
     "in parts: extrema of a number and of truth": (
-        lambda x, b: (*aten.max.dim(x, 0), *aten.min.dim(x, 0), *aten.max.dim(b, 1), aten.max(x), aten.min(x), x.prod()),
+        lambda x, b: (
+            *aten.max.dim(x, 0),
+            *aten.min.dim(x, 0),
+            *aten.max.dim(b, 1),
+            aten.max(x),
+            aten.min(x),
+            x.prod(),
+        ),
         (torch.tensor(0.75), B),
         (),
     ),

@@ -115,7 +115,9 @@ _SEGMENTS = MappingProxyType(
 def _scatter_reduce(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Reduce the elements that go to each place of a row, and then with what is there."""
     x, rows = w.dense(a.self), a.shape[0]
-    source, at = (w.constant(each) if isinstance(each, Tensor) else w.dense(each) for each in (a.src, a.index))
+    source, at = (
+        w.constant(each) if isinstance(each, Tensor) else w.dense(each) for each in (a.src, a.index)
+    )
     at, count = cast(w, at, torch.int32), w.number(rows, torch.int32)
     kind, combine = _SEGMENTS[a.reduce]
     found = w.op(kind, [source, at, count], (rows,))
