@@ -18,7 +18,7 @@ aten = torch.ops.aten
 # -- norms with their means
 
 
-def _moments(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return x less its mean, its mean, and 1 over its deviation."""
     mean = x.mean(dims, True)
     centred = x - mean
@@ -100,7 +100,7 @@ def _batch_norm(
 # -- lengths and distances
 
 
-def _length(x: Tensor, power: float, dims: Sequence[int], keepdim: bool) -> Tensor:
+def _length(x: Tensor, power: float, dims: list[int], keepdim: bool) -> Tensor:
     size = x.abs()
     if power == math.inf:
         return size.amax(dims, keepdim)

@@ -145,7 +145,9 @@ def _extreme_dim(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _product(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return NotImplemented if x.dim() or dtype not in (None, x.dtype) else x
+    if x.dtype != torch.float32 or dtype not in (None, x.dtype):
+        return NotImplemented
+    return torch.prod(x.reshape(-1), 0) if x.dim() else x
 
 
 SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(

@@ -241,53 +241,51 @@ def _bessel(near: Sequence[float], far: Sequence[float], odd: bool, scaled: bool
     return compute
 
 
+_OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
+    aten.atanh.default: _atanh,
+    aten.asinh.default: _asinh,
+    aten.acosh.default: _acosh,
+    aten.angle.default: _angle,
+    aten.copysign.Tensor: _copysign,
+    aten.copysign.Scalar: _copysign,
+    aten.sinc.default: _sinc,
+    aten.hypot.default: _hypot,
+    aten.heaviside.default: _heaviside,
+    aten.fmax.default: _extreme(torch.maximum),
+    aten.fmin.default: _extreme(torch.minimum),
+    aten.frac.default: lambda x: x - torch.trunc(x),
+    aten.deg2rad.default: lambda x: x * (math.pi / 180),
+    aten.rad2deg.default: lambda x: x * (180 / math.pi),
+    aten.isposinf.default: lambda x: x == math.inf,
+    aten.isneginf.default: lambda x: x == -math.inf,
+    aten.true_divide.Tensor: torch.div,
+    aten.lerp.Scalar: lambda x, y, weight: (
+        x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
+    ),
+    aten.lerp.Tensor: lambda x, y, weight: torch.where(
+        weight.abs() < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight)
+    ),
+    aten.logit.default: _logit,
+    **{getattr(aten.xlogy, name): _xlogy for name in ("Tensor", "Scalar_Self", "Scalar_Other")},
+    aten.special_xlog1py.default: _xlog1py,
+    aten.special_xlog1py.self_scalar: _xlog1py,
+    aten.special_xlog1py.other_scalar: _xlog1py,
+    aten.special_entr.default: _entr,
+    aten.logaddexp.default: _logaddexp,
+    aten.logaddexp2.default: _logaddexp2,
+    aten.erfc.default: _erfc,
+    aten.special_erfcx.default: _erfcx,
+    aten.special_log_ndtr.default: _log_ndtr,
+    aten.erfinv.default: _erfinv,
+    aten.special_ndtri.default: _ndtri,
+    aten.i0.default: _bessel(_I0_NEAR, _I0_FAR, odd=False, scaled=False),
+    aten.special_i0e.default: _bessel(_I0_NEAR, _I0_FAR, odd=False, scaled=True),
+    aten.special_i1.default: _bessel(_I1_NEAR, _I1_FAR, odd=True, scaled=False),
+    aten.special_i1e.default: _bessel(_I1_NEAR, _I1_FAR, odd=True, scaled=True),
+}
 SPECIAL: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.ldexp.Tensor: _ldexp,
-        **{
-            target: of_floats(function)
-            for target, function in {
-                aten.atanh.default: _atanh,
-                aten.asinh.default: _asinh,
-                aten.acosh.default: _acosh,
-                aten.angle.default: _angle,
-                aten.copysign.Tensor: _copysign,
-                aten.copysign.Scalar: _copysign,
-                aten.sinc.default: _sinc,
-                aten.hypot.default: _hypot,
-                aten.heaviside.default: _heaviside,
-                aten.fmax.default: _extreme(torch.maximum),
-                aten.fmin.default: _extreme(torch.minimum),
-                aten.frac.default: lambda x: x - torch.trunc(x),
-                aten.deg2rad.default: lambda x: x * (math.pi / 180),
-                aten.rad2deg.default: lambda x: x * (180 / math.pi),
-                aten.isposinf.default: lambda x: x == math.inf,
-                aten.isneginf.default: lambda x: x == -math.inf,
-                aten.true_divide.Tensor: torch.div,
-                aten.lerp.Scalar: lambda x, y, weight: (
-                    x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
-                ),
-                aten.lerp.Tensor: lambda x, y, weight: torch.where(
-                    weight.abs() < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight)
-                ),
-                aten.logit.default: _logit,
-                **{getattr(aten.xlogy, name): _xlogy for name in ("Tensor", "Scalar_Self", "Scalar_Other")},
-                aten.special_xlog1py.default: _xlog1py,
-                aten.special_xlog1py.self_scalar: _xlog1py,
-                aten.special_xlog1py.other_scalar: _xlog1py,
-                aten.special_entr.default: _entr,
-                aten.logaddexp.default: _logaddexp,
-                aten.logaddexp2.default: _logaddexp2,
-                aten.erfc.default: _erfc,
-                aten.special_erfcx.default: _erfcx,
-                aten.special_log_ndtr.default: _log_ndtr,
-                aten.erfinv.default: _erfinv,
-                aten.special_ndtri.default: _ndtri,
-                aten.i0.default: _bessel(_I0_NEAR, _I0_FAR, odd=False, scaled=False),
-                aten.special_i0e.default: _bessel(_I0_NEAR, _I0_FAR, odd=False, scaled=True),
-                aten.special_i1.default: _bessel(_I1_NEAR, _I1_FAR, odd=True, scaled=False),
-                aten.special_i1e.default: _bessel(_I1_NEAR, _I1_FAR, odd=True, scaled=True),
-            }.items()
-        },
+        **{target: of_floats(function) for target, function in _OF_FLOATS.items()},
     }
 )
