@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dimorder.graph.nodes import operator_at, where
 from dimorder.graph.passes import run_passes
 from dimorder.graph.tracing import Tracer, Value
 from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.parts import parts_of
 from dimorder.ops.table import SPELLINGS, find
 
 
@@ -115,6 +117,7 @@ def capture(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     slices: Mapping[str, Slices] | None = None,
+    in_parts: Collection[Any] = (),
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
 
@@ -126,6 +129,7 @@ def capture(
         kwargs: Example arguments by name.
         slices: Constants that depend on dynamic sizes, by the names of their nodes. A node that reads one of
             them reads a slice, unless it is one of them itself.
+        in_parts: Operators that are written in simpler ones, of those in `ops.parts`.
 
     Raises:
         UsageError: `model` is not a network, or the arguments do not fit it.
@@ -141,7 +145,7 @@ def capture(
     except RuntimeError as error:
         raise writes_no_buffer(error) or error from error
     _refuse(plain)  # only this form's signature lists every write
-    return _normal_form(plain, exported, example_leaves(exported, args, kwargs or {}), slices or {})
+    return _normal_form(plain, exported, example_leaves(exported, args, kwargs or {}), slices or {}, in_parts)
 
 
 def _refuse(exported: ExportedProgram) -> None:
@@ -165,9 +169,11 @@ def _normal_form(
     original: ExportedProgram,
     examples: tuple[Any, ...],
     slices: Mapping[str, Slices],
+    in_parts: Collection[Any],
 ) -> Captured:
     """Trace the program again in the normal form's spellings."""
-    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
+    parts = partial(parts_of, names=in_parts)
+    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, parts)
     env, names, state = _bind_inputs(tracer, exported)
     sliced, constants = dict[torch.fx.Node, Value](), dict[str, Value]()
     known = ChainMap(sliced, env)

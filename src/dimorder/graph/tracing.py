@@ -34,7 +34,8 @@ class Tracer:
     """A graph under construction, with its constants.
 
     `spellings` maps an operator to the function that writes it in other operators. `is_known` says which
-    operators stay whole. torch decomposes the others as far as it has a decomposition.
+    operators stay whole. torch decomposes the others as far as it has a decomposition. `parts` returns a
+    function in plain torch for a call that would stay whole, but is to be written in other operators.
 
     `node` is the node being traced. `meta` is its place in the source, which every new node inherits.
     `remembered` is what a spelling keeps for later calls, such as constants that several calls share. `given`
@@ -42,9 +43,12 @@ class Tracer:
     """
 
     def __init__(
-        self, spellings: Mapping[Any, Callable[..., Value]], is_known: Callable[[Any], bool]
+        self,
+        spellings: Mapping[Any, Callable[..., Value]],
+        is_known: Callable[[Any], bool],
+        parts: Callable[[Any, Sequence[Value]], Callable[..., Any] | None] = lambda target, args: None,
     ) -> None:
-        self.spellings, self.is_known = spellings, is_known
+        self.spellings, self.is_known, self.parts_of = spellings, is_known, parts
         self.graph = torch.fx.Graph()
         self.attributes: dict[str, torch.Tensor] = {}
         self.attribute_nodes: dict[int, torch.fx.Node] = {}
@@ -109,6 +113,12 @@ class Tracer:
         function = decomposition_of(target)
         if function is None:
             return self.emit(target, *args, **kwargs)
+        return self.written_by(function, args, kwargs)
+
+    def written_by(
+        self, function: Callable[..., Any], args: Sequence[Value], kwargs: Mapping[str, Value]
+    ) -> Value:
+        """Trace a function of plain torch, and write its operators; NotImplemented if it returns that."""
         leaves, spec = pytree.tree_flatten((_plain(args), _plain(kwargs)))
         given = [leaf for leaf in leaves if isinstance(leaf, (torch.fx.Node, torch.Tensor))]
 
@@ -116,11 +126,17 @@ class Tracer:
             feed = iter(tensors)
             filled = [next(feed) if isinstance(x, (torch.fx.Node, torch.Tensor)) else x for x in leaves]
             filled_args, filled_kwargs = pytree.tree_unflatten(filled, spec)
-            return function(*filled_args, **filled_kwargs)
+            result = function(*filled_args, **filled_kwargs)
+            if result is NotImplemented:
+                raise _StaysError
+            return result
 
         with FakeTensorMode(), torch.no_grad():
             stand_ins = [torch.empty(shape_of(x), dtype=dtype_of(x)) for x in given]
-            graph = make_fx(run)(*stand_ins).graph
+            try:
+                graph = make_fx(run)(*stand_ins).graph
+            except _StaysError:
+                return NotImplemented
         env: dict[torch.fx.Node, Value] = {}
         feed = iter(given)
         for node in graph.nodes:
@@ -146,6 +162,11 @@ class Tracer:
         Raises:
             UnsupportedError: torch has no rule for the shapes of the results.
         """
+        function = self.parts_of(target, args)
+        if function is not None:
+            written = self.written_by(function, args, kwargs)
+            if written is not NotImplemented:
+                return written
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
         try:
@@ -179,6 +200,10 @@ class Tracer:
             return make()
         with self.graph.inserting_before(first):
             return make()
+
+
+class _StaysError(Exception):
+    """A function of plain torch does not write a call in other operators."""
 
 
 def _as_view(target: Any) -> Any:

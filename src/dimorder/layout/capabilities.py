@@ -48,6 +48,8 @@ class Capabilities:
         heads: the attention heads for which a matmul per head is as fast as one matmul of all channels.
         fixed_resizes: whether a resize needs constant sizes. A resize to dynamic sizes is then better written
             as matmuls.
+        in_parts: operators of `ops.parts` that are written in simpler ones, because the target has them only
+            so.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -60,6 +62,7 @@ class Capabilities:
     split_channels: int | None = None
     heads: HeadLimits | None = None
     fixed_resizes: bool = False
+    in_parts: frozenset[Any] = frozenset()
 
     def __post_init__(self) -> None:
         unknown = frozenset().union(*self.implementations) - IMPLEMENTATIONS

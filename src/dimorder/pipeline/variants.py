@@ -86,7 +86,8 @@ def capture_variants(source: Source, points: Sequence[Point], request: Request) 
         heads=capabilities.heads,
     )
     if sizes is None:
-        programs, targets = rewrites([capture(source.model, source.args, source.kwargs)]), [target]
+        program = capture(source.model, source.args, source.kwargs, in_parts=capabilities.in_parts)
+        programs, targets = rewrites([program]), [target]
     else:
         varying = [sizes.varying(point) for point in points]
         programs = rewrites(_capture_points(sizes, points, varying, target), varying=varying)

@@ -10,12 +10,17 @@ from dimorder.errors import UnsupportedError
 from dimorder.lowered import Lowered
 from tests.targets import test_xnnpack_ops, tosa_cases
 from tests.targets.cases import Case, Net, X
-from tests.targets.litert import litert_cases
+from tests.targets.litert import litert_cases, parts_cases
 from tests.targets.litert.litert_runs import compare, compare_lowered
 from tests.targets.quantised import quantised
 
 CALLS: dict[str, Case] = {**test_xnnpack_ops.CALLS, **tosa_cases.CALLS}
-CASES: dict[str, Case] = {**test_xnnpack_ops.CASES, **tosa_cases.CASES, **litert_cases.CASES}
+CASES: dict[str, Case] = {
+    **test_xnnpack_ops.CASES,
+    **tosa_cases.CASES,
+    **litert_cases.CASES,
+    **parts_cases.CASES,
+}
 for name in test_xnnpack_ops.INTEGERS:
     del CASES[name]
 CASES["a quantized value"] = (lambda x: quantised(x, 0.0247, 5), (X,), ())

@@ -103,12 +103,43 @@ def _check_index_put(a: Arguments) -> str | None:
     return "truth values that are added up" if a.accumulate and a.dtype == BOOL else check_indices(a)
 
 
+_SEGMENTS = MappingProxyType(
+    {
+        "amax": ("UNSORTED_SEGMENT_MAX", "MAXIMUM"),
+        "amin": ("UNSORTED_SEGMENT_MIN", "MINIMUM"),
+        "prod": ("UNSORTED_SEGMENT_PROD", "MUL"),
+    }
+)
+
+
+def _scatter_reduce(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Reduce the elements that go to each place of a row, and then with what is there."""
+    x, rows = w.dense(a.self), a.shape[0]
+    source, at = (
+        w.constant(each) if isinstance(each, Tensor) else w.dense(each) for each in (a.src, a.index)
+    )
+    at, count = cast(w, at, torch.int32), w.number(rows, torch.int32)
+    kind, combine = _SEGMENTS[a.reduce]
+    found = w.op(kind, [source, at, count], (rows,))
+    ones = w.constant(torch.ones(source.shape, dtype=torch.int32))
+    written = w.op("UNSORTED_SEGMENT_MAX", [ones, at, count], (rows,))
+    found = w.elementwise(combine, x, found) if a.include_self else found
+    return select(w, w.elementwise("GREATER", written, 0, dtype=BOOL), found, x)
+
+
+def _check_scatter_reduce(a: Arguments) -> str | None:
+    if a.dtype not in (torch.float32, torch.int32):
+        return f"a scatter that reduces {a.dtype}"
+    return None if len(a.shape) == 1 and a.reduce in _SEGMENTS else f"a scatter that reduces by {a.reduce}"
+
+
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.embedding.default: Row(_embedding),
         aten.index_select.default: Row(_index_select, integers=True),
         aten.index.Tensor: Row(_index, check_indices),
         aten.gather.default: Row(_gather),
+        aten.scatter_reduce.two: Row(_scatter_reduce, _check_scatter_reduce),
         aten.index_put.default: Row(_index_put, _check_index_put),
     }
 )

@@ -59,6 +59,12 @@ def _isnan(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.elementwise("NOT_EQUAL", x, x, dtype=BOOL)
 
 
+def _signbit(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    bits = w.elementwise("BITCAST", x, dtype=I32) if x.dtype == F32 else x
+    return w.elementwise("LESS", bits, 0, dtype=BOOL)
+
+
 def _with_magnitude(kind: str, number: float) -> Row:
     """Return the row of a comparison of |x| with a number."""
 
@@ -200,6 +206,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             for name in (aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor)
         },
         aten.isnan.default: Row(_isnan),
+        aten.signbit.default: Row(_signbit),
         aten.isinf.default: _with_magnitude("EQUAL", math.inf),
         aten.isfinite.default: _with_magnitude("LESS", math.inf),
         aten.hardshrink.default: Row(_hardshrink, check_float),

@@ -15,6 +15,7 @@ from dimorder.errors import UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
+from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.ops.table import PLAIN
@@ -140,6 +141,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
             own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
             split_channels=_SPLIT_CHANNELS,
             heads=_HEADS,
+            in_parts=frozenset(PARTS),
         ),
         counted(min_run=_MIN_RUN),
         recipes=RECIPES,

@@ -1,0 +1,53 @@
+"""Write operators that few targets have in simpler operators. A target lists those that it wants so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dimorder.graph.tracing import HALVES, Value
+from dimorder.ops.parts_gamma import GAMMA
+from dimorder.ops.parts_indexed import INDEXED
+from dimorder.ops.parts_normalization import NORMALIZED
+from dimorder.ops.parts_sorted import SORTED
+from dimorder.ops.parts_special import SPECIAL
+
+aten = torch.ops.aten
+
+# Each operator's function in plain torch. It returns NotImplemented for a call that stays as it is.
+PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {**SPECIAL, **GAMMA, **INDEXED, **SORTED, **NORMALIZED}
+)
+
+
+def parts_of(name: Any, args: Sequence[Value], names: Collection[Any]) -> Callable[..., Any] | None:
+    """Return the function that writes a call in parts, if its operator is among `names`."""
+    if name not in names:
+        return None
+    if name is aten.convolution.default and not any(isinstance(each, torch.fx.Node) for each in args[1:3]):
+        return None
+    return _in_float32(PARTS[name])
+
+
+def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute half-precision operands in float32, and round each result once."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        half = next((each.dtype for each in tensors if each.dtype in HALVES), None)
+        if half is None:
+            return function(*args, **kwargs)
+
+        def changed(to: torch.dtype, given: Collection[torch.dtype], tree: Any) -> Any:
+            return pytree.tree_map_only(
+                torch.Tensor, lambda leaf: leaf.to(to) if leaf.dtype in given else leaf, tree
+            )
+
+        args, kwargs = changed(torch.float32, HALVES, (args, kwargs))
+        return changed(half, (torch.float32,), function(*args, **kwargs))
+
+    return compute

@@ -1,0 +1,246 @@
+"""Write scatters, searches and counts in index_put, comparisons and sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+MOST_PAIRS = 1 << 24  # that a search compares; a larger one stays
+
+
+# -- scatters
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+
+def _flat_places(shape: Sequence[int], dim: int, index: Tensor) -> Tensor:
+    """Return the place in a tensor of `shape` of each element that an index along `dim` selects."""
+    if not shape:
+        return index.reshape(-1)
+    dim, own = dim % len(shape), index.shape
+    strides = _strides(shape)
+    at = index * strides[dim]
+    for d, stride in enumerate(strides):
+        if d != dim and own[d] > 1:
+            along = torch.arange(own[d]) * stride
+            at = at + along.reshape([-1 if e == d else 1 for e in range(len(own))])
+    return at.reshape(-1)
+
+
+def _put(x: Tensor, at: Tensor, values: Tensor, accumulate: bool = False) -> Tensor:
+    """Write values at flat places."""
+    return torch.index_put(x.reshape(-1), [at], values.reshape(-1), accumulate).reshape(x.shape)
+
+
+def _used(source: Tensor, index: Tensor) -> Tensor:
+    for d, size in enumerate(index.shape):
+        source = source.narrow(d, 0, size)
+    return source
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _put(x, _flat_places(x.shape, dim, index), _used(source, index))
+
+
+def _scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    return _scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
+
+
+def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    if x.dtype == torch.bool:
+        return NotImplemented
+    return _put(x, _flat_places(x.shape, dim, index), _used(source, index), True)
+
+
+_NAMED = {"add": "sum", "multiply": "prod"}
+
+
+def _scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Any:
+    return _scatter_reduce(x, dim, index, source, _NAMED[reduce])
+
+
+def _scatter_value_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Any:
+    return _scatter_with(x, dim, index, torch.full(index.shape, value, dtype=x.dtype), reduce=reduce)
+
+
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Any:
+    if x.dtype == torch.bool or (reduce == "mean" and not x.is_floating_point()):
+        return NotImplemented
+    if reduce in ("amax", "amin", "prod"):
+        if x.dim() == 1 and source.shape == index.shape:
+            return NotImplemented
+        flat = _flat_places(x.shape, dim, index), _used(source, index).reshape(-1)
+        y = torch.scatter_reduce(x.reshape(-1), 0, *flat, reduce, include_self=include_self)
+        return y.reshape(x.shape)
+    at, values = _flat_places(x.shape, dim, index), _used(source, index).reshape(-1)
+    counts = _put(torch.zeros(x.shape, dtype=x.dtype), at, torch.ones(values.shape, dtype=x.dtype), True)
+    base = x if include_self else torch.where(counts > 0, 0, x)
+    total = _put(base, at, values, True)
+    if reduce == "sum":
+        return total
+    return total / (counts + 1 if include_self else counts.clamp(min=1))
+
+
+def _index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    shape = [-1 if d == dim % max(x.dim(), 1) else 1 for d in range(source.dim())]
+    places = index.reshape(shape).expand(source.shape)
+    return torch.scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
+
+
+def _put_at(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    return _put(x, index.reshape(-1), source, accumulate)
+
+
+def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    places = torch.arange(x.numel()).reshape(x.shape).diagonal(offset, dim1, dim2)
+    return _put(x, places.reshape(-1), source)
+
+
+def _max_pool_backward(grad: Tensor, x: Tensor, *given: Any) -> Tensor:
+    indices, planes = given[-1], math.prod(x.shape[:-2])
+    offsets = torch.arange(planes).reshape(-1, 1) * math.prod(x.shape[-2:])
+    at = (indices.reshape(planes, -1) + offsets).reshape(-1)
+    return _put(torch.zeros(x.shape, dtype=x.dtype), at, grad, True)
+
+
+def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """Write values that do not depend on how many elements a mask selects."""
+    masks = [each for each in indices if each is not None]
+    if len(masks) != 1 or masks[0].dtype != torch.bool or x.dtype == torch.bool:
+        return NotImplemented
+    before = [each is None for each in indices].index(False)
+    after = x.dim() - before - masks[0].dim()
+    if values.dim() > after or (before and values.numel() > 1):
+        return NotImplemented
+    mask = masks[0].reshape(*masks[0].shape, *[1] * after)
+    return x + torch.where(mask, values, 0) if accumulate else torch.where(mask, values, x)
+
+
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    mask = mask.expand(shape)
+    at = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - 1
+    values = source.reshape(-1)[at.clamp(0, source.numel() - 1)]
+    return torch.where(mask, values.reshape(shape), x)
+
+
+# -- searches
+
+
+def _places_among(values: Tensor, ordered: Tensor, is_right: bool) -> Any:
+    """Return how many elements of a row come before each value; for a row that begins at 0 and ascends."""
+    if values.numel() * ordered.shape[-1] > MOST_PAIRS:
+        return NotImplemented
+    values, ordered = values.unsqueeze(-1), ordered.unsqueeze(-2)
+    before = ordered <= values if is_right else ordered < values
+    return before.sum(-1)
+
+
+def _searchsorted(
+    ordered: Tensor,
+    values: Tensor | float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Any:
+    if sorter is not None:
+        ordered = torch.gather(ordered, -1, sorter)
+    dtype, is_right = torch.int32 if out_int32 else torch.int64, right or side == "right"
+    shape = values.shape if isinstance(values, Tensor) else ()
+    if ordered.dim() == 1:
+        values = values.reshape(-1) if isinstance(values, Tensor) else values
+    found = _bisected(ordered, values, is_right)
+    return found.reshape(shape).to(dtype)
+
+
+def _bisected(ordered: Tensor, values: Tensor | float, is_right: bool) -> Tensor:
+    """Return the place of each value by torch's own steps, which say where it is in a row without order."""
+    length = ordered.shape[-1]
+    shape = values.shape if isinstance(values, Tensor) else (1,)
+    start, end = torch.zeros(shape, dtype=torch.int32), torch.full(shape, length, dtype=torch.int32)
+    for _ in range(length.bit_length()):
+        middle = start + torch.div(end - start, 2, rounding_mode="floor")
+        at = middle.clamp(max=length - 1).to(torch.int64)
+        found = ordered[at] if ordered.dim() == 1 else torch.gather(ordered, -1, at)
+        is_behind = found > values if is_right else found >= values
+        is_open = start < end
+        end = torch.where(is_open & is_behind, middle, end)
+        start = torch.where(is_open & torch.logical_not(is_behind), middle + 1, start)
+    return start
+
+
+def _bucketize(values: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted(bounds, values, out_int32=out_int32, right=right)
+
+
+def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
+    if output_size is None:
+        return NotImplemented
+    ends = torch.cumsum(repeats, 0)
+    return _places_among(torch.arange(output_size), ends, True)
+
+
+def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    if x.dtype != torch.float32 or x.numel() * bins > MOST_PAIRS:
+        return NotImplemented
+    x = x.reshape(-1)
+    low, high = (x.amin(), x.amax()) if min == max else (torch.full((), min), torch.full((), max))
+    is_flat = low == high
+    low, high = torch.where(is_flat, low - 1, low), torch.where(is_flat, high + 1, high)
+    within = torch.logical_and(x >= low, x <= high)
+    place = torch.floor((x - low) / (high - low) * bins).clamp(max=bins - 1)
+    place = torch.where(within, place, -1.0)
+    return (place.unsqueeze(1) == torch.arange(bins, dtype=torch.float32)).sum(0).to(torch.float32)
+
+
+def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Any:
+    if not x.dim() or x.numel() * size > MOST_PAIRS:
+        return NotImplemented
+    counted = torch.cumsum((x != 0).reshape(-1).to(torch.int64), 0)
+    numbers = torch.arange(1, size + 1)
+    at = _places_among(numbers, counted, False).clamp(max=x.numel() - 1)
+    columns = [
+        torch.div(at, stride, rounding_mode="floor") % length
+        for stride, length in zip(_strides(x.shape), x.shape, strict=True)
+    ]
+    is_found = (numbers <= counted[-1]).unsqueeze(1)
+    return torch.where(is_found, torch.stack(columns, 1), fill_value)
+
+
+INDEXED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.scatter.src: _scatter,
+        aten.scatter.value: _scatter_value,
+        aten.scatter.reduce: _scatter_with,
+        aten.scatter.value_reduce: _scatter_value_with,
+        aten.scatter_add.default: _scatter_add,
+        aten.scatter_reduce.two: _scatter_reduce,
+        aten.index_reduce.default: _index_reduce,
+        aten.put.default: _put_at,
+        aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
+        aten.index_put.default: _index_put,
+        aten.masked_scatter.default: _masked_scatter,
+        aten.searchsorted.Tensor: _searchsorted,
+        aten.searchsorted.Scalar: _searchsorted,
+        aten.bucketize.Tensor: _bucketize,
+        aten.repeat_interleave.Tensor: _repeat_interleave,
+        aten.histc.default: _histc,
+        aten.nonzero_static.default: _nonzero_static,
+    }
+)

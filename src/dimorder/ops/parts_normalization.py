@@ -1,0 +1,252 @@
+"""Write norms, distances, and contractions whose weights are computed, in sums and matmuls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+
+
+# -- norms with their means
+
+
+def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x less its mean, its mean, and 1 over its deviation."""
+    mean = x.mean(dims, True)
+    centred = x - mean
+    return centred, mean, torch.rsqrt((centred * centred).mean(dims, True) + eps)
+
+
+def _native_layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Any:
+    centred, mean, rest = _moments(x, list(range(x.dim() - len(shape), x.dim())), eps)
+    y = centred * rest
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, rest
+
+
+def _native_group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    centred, mean, rest = _moments(x.reshape(batch, groups, -1), [2], eps)
+    y = (centred * rest).reshape(x.shape)
+    return _scaled(y, weight, bias), mean.reshape(batch, groups), rest.reshape(batch, groups)
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Scale and shift channels, which are dimension 1."""
+    shape = [-1, *[1] * (x.dim() - 2)]
+    x = x if weight is None else x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+def _batch_norm_of_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    dims = [d for d in range(x.dim()) if d != 1]
+    centred, mean, rest = _moments(x, dims, eps)
+    return _scaled(centred * rest, weight, bias), mean.reshape(-1), rest.reshape(-1)
+
+
+def _native_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if training:
+        if mean is not None:  # it would be written
+            return NotImplemented
+        return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)
+    none = torch.zeros(0)
+    return _batch_norm(x, weight, bias, mean, variance, False, momentum, eps, False), none, none
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, variance: Any, *given: Any
+) -> Any:
+    training, momentum, eps, _ = given
+    if training:
+        if mean is not None:  # it would be written
+            return NotImplemented
+        return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)[0]
+    rest = torch.rsqrt(variance + eps)
+    scale = rest if weight is None else rest * weight
+    shape = [-1, *[1] * (x.dim() - 2)]
+    y = (x - mean.reshape(shape)) * scale.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+# -- lengths and distances
+
+
+def _length(x: Tensor, power: float, dims: list[int], keepdim: bool) -> Tensor:
+    size = x.abs()
+    if power == math.inf:
+        return size.amax(dims, keepdim)
+    if power == -math.inf:
+        return size.amin(dims, keepdim)
+    if power == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim)
+    if power == 1:
+        return size.sum(dims, keepdim)
+    if power == 2:
+        return torch.sqrt((x * x).sum(dims, keepdim))
+    return torch.pow(torch.pow(size, power).sum(dims, keepdim), 1 / power)
+
+
+def _vector_norm(
+    x: Tensor,
+    power: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    if x.dtype != torch.float32 or dtype not in (None, x.dtype):
+        return NotImplemented
+    if not x.dim():
+        x, dim, keepdim = x.reshape(1), [0], False
+    return _length(x, power, list(range(x.dim())) if not dim else list(dim), keepdim)
+
+
+def _dist(x: Tensor, y: Tensor, p: float = 2) -> Any:
+    return _vector_norm(x - y, p) if x.dtype == y.dtype == torch.float32 else NotImplemented
+
+
+MOST_DIFFERENCES = 1 << 26  # of a distance between all pairs; a larger one stays
+
+
+def _cdist(x: Tensor, y: Tensor, p: float, mode: int | None) -> Any:
+    if x.shape[-2] * y.shape[-2] * x.numel() // x.shape[-2] > MOST_DIFFERENCES:
+        return NotImplemented
+    return _length(x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1], False)
+
+
+def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return grad * mask.to(grad.dtype) * scale
+
+
+# -- contractions of computed operands
+
+
+def _trilinear(
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    for dim in sorted(expand1):
+        x = x.unsqueeze(dim)
+    for dim in sorted(expand2):
+        y = y.unsqueeze(dim)
+    for dim in sorted(expand3):
+        z = z.unsqueeze(dim)
+    return (x * y * z).sum(list(sumdim))
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Write a convolution as a matmul: the pixels that each tap reads are gathered at constant places."""
+    taps, pixels = weight.shape[2:], math.prod(x.shape[2:])
+    out = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0]]
+    for d, size in enumerate(x.shape[2:]):
+        reach = dilation[d] * (taps[d] - 1)
+        if transposed:
+            out.append((size - 1) * stride[d] - 2 * padding[d] + reach + output_padding[d] + 1)
+        else:
+            out.append((size + 2 * padding[d] - reach - 1) // stride[d] + 1)
+    places = _read_places(x.shape[2:], out[2:], taps, stride, padding, dilation, transposed)
+    flat = F.pad(x.reshape(x.shape[0] * x.shape[1], pixels), [0, 1])  # the last one is padding
+    inputs, outputs = x.shape[1] // groups, out[1] // groups
+    columns = flat[:, places].reshape(x.shape[0], groups, inputs * math.prod(taps), -1)
+    if transposed:
+        weight = weight.reshape(groups, inputs, outputs, -1).transpose(1, 2)
+    y = torch.matmul(weight.reshape(groups, outputs, inputs * math.prod(taps)), columns).reshape(out)
+    return y if bias is None else y + bias.reshape(-1, *[1] * len(taps))
+
+
+def _read_places(
+    sizes: Sequence[int],
+    out: Sequence[int],
+    taps: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+) -> Tensor:
+    """Return the flat place that each tap reads for each pixel of the result; one more is padding."""
+    rank = len(sizes)
+    place, is_inside = torch.zeros([1] * 2 * rank, dtype=torch.int64), torch.ones([], dtype=torch.bool)
+    for d, size in enumerate(sizes):
+        tap = torch.arange(taps[d]).reshape([-1 if e == d else 1 for e in range(2 * rank)])
+        pixel = torch.arange(out[d]).reshape([-1 if e == rank + d else 1 for e in range(2 * rank)])
+        if transposed:
+            own = pixel + padding[d] - tap * dilation[d]
+            is_inside = is_inside & (own % stride[d] == 0)
+            own = torch.div(own, stride[d], rounding_mode="floor")
+        else:
+            own = pixel * stride[d] - padding[d] + tap * dilation[d]
+        place, is_inside = place * size + own, is_inside & (own >= 0) & (own < size)
+    return torch.where(is_inside, place, math.prod(sizes)).reshape(-1)
+
+
+_REFLECTED = 2  # padding, which torch's decomposition computes in int8
+
+
+def _grid_sampler(
+    x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align_corners: bool = False
+) -> Any:
+    write = decomposition_table[aten.grid_sampler_2d.default]
+    return NotImplemented if padding == _REFLECTED else write(x, grid, mode, padding, align_corners)
+
+
+NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten.native_group_norm.default: _native_group_norm,
+        aten._native_batch_norm_legit.no_stats: _batch_norm_of_batch,
+        aten.native_batch_norm.default: _native_batch_norm,
+        aten.batch_norm.default: _batch_norm,
+        aten.linalg_vector_norm.default: _vector_norm,
+        aten.dist.default: _dist,
+        aten._cdist_forward.default: _cdist,
+        aten.native_dropout_backward.default: _dropout_backward,
+        aten._trilinear.default: _trilinear,
+        aten.convolution.default: _convolution,
+        aten.grid_sampler_2d.default: _grid_sampler,
+    }
+)

@@ -1,0 +1,171 @@
+"""Write what depends on the order of values in sorts of rows, comparisons, and steps that double."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+MOST_PAIRS = 1 << 24  # that a mode compares
+
+
+def _along_rows(function: Callable[..., Any], x: Tensor, dim: int, keepdim: bool = True) -> Any:
+    """Call a function of rows with `dim` last, and put the dimension of its results back."""
+    last = x.dim() - 1
+    y, at = function(x.transpose(dim, last))
+    y, at = y.transpose(dim, last), at.transpose(dim, last)
+    return (y, at) if keepdim else (y.squeeze(dim), at.squeeze(dim))
+
+
+def _of_number(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, torch.zeros((), dtype=torch.int64)
+
+
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
+    if not x.dim():
+        return _of_number(x)
+    if dim % x.dim() == x.dim() - 1:
+        return NotImplemented
+    return _along_rows(lambda y: torch.sort(y, -1, descending), x, dim)
+
+
+def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    if not x.dim():
+        return _of_number(x)
+    if dim % x.dim() == x.dim() - 1:
+        return NotImplemented
+    return _along_rows(lambda y: torch.sort(y, dim=-1, descending=descending, stable=True), x, dim)
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    if not x.dim():
+        return _of_number(x)
+    if dim % x.dim() == x.dim() - 1:
+        return NotImplemented
+    return _along_rows(lambda y: torch.topk(y, k, -1, largest), x, dim)
+
+
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    def of_rows(y: Tensor) -> Any:
+        return [each[..., k - 1 :] for each in torch.topk(y, k, -1, False)]
+
+    return _along_rows(of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
+
+
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """Return the least of the most frequent values, and its last place."""
+    if x.dtype != torch.float32 or x.numel() * (x.shape[dim] if x.dim() else 1) > MOST_PAIRS:
+        return NotImplemented
+
+    def of_rows(y: Tensor) -> Any:
+        counts = (y.unsqueeze(-1) == y.unsqueeze(-2)).sum(-1).to(torch.float32)
+        is_most = counts == counts.amax(-1, True)
+        value = torch.where(is_most, y, math.inf).amin(-1, True)
+        places = torch.arange(y.shape[-1], dtype=torch.float32)
+        return value, torch.where(y == value, places, -1.0).amax(-1, True).to(torch.int64)
+
+    return _along_rows(of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
+
+
+def _nanmedian_of_rows(y: Tensor) -> tuple[Tensor, Tensor]:
+    is_number = torch.logical_not(torch.isnan(y))
+    values, places = torch.sort(torch.where(is_number, y, math.inf), -1)
+    count = is_number.sum(-1, keepdim=True)
+    middle = torch.div((count - 1).clamp(min=0), 2, rounding_mode="trunc")
+    value = torch.where(count == 0, math.nan, torch.gather(values, -1, middle))
+    return value, torch.gather(places, -1, middle)
+
+
+def _nanmedian(x: Tensor) -> Any:
+    return _nanmedian_of_rows(x.reshape(-1))[0].reshape(()) if x.dtype == torch.float32 else NotImplemented
+
+
+def _nanmedian_dim(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    if x.dtype != torch.float32:
+        return NotImplemented
+    return _along_rows(_nanmedian_of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
+
+
+def _shifted(x: Tensor, dim: int, by: int, fill: float | None = None) -> Tensor:
+    """Move elements towards higher indices; the first ones stay, or have the value `fill`."""
+    shape = list(x.shape)
+    shape[dim] = by
+    first = x.narrow(dim, 0, by) if fill is None else torch.full(shape, fill, dtype=x.dtype)
+    return torch.cat([first, x.narrow(dim, 0, x.shape[dim] - by)], dim)
+
+
+def _running_extreme(is_kept: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, int], Any]:
+    def compute(x: Tensor, dim: int) -> Any:
+        if not x.dim():
+            return _of_number(x)
+        if x.dtype == torch.bool:
+            return NotImplemented
+        dim = dim % x.dim()
+        at = torch.arange(x.shape[dim]).reshape([-1 if d == dim else 1 for d in range(x.dim())])
+        at, by = at.expand(x.shape), 1
+        while by < x.shape[dim]:
+            before, place = _shifted(x, dim, by), _shifted(at, dim, by)
+            kept = is_kept(x, before)
+            if x.is_floating_point():  # a NaN stays
+                is_nan = torch.isnan(before)
+                kept = torch.logical_or(torch.isnan(x), torch.logical_and(kept, torch.logical_not(is_nan)))
+            x, at, by = torch.where(kept, x, before), torch.where(kept, at, place), 2 * by
+        return x, at
+
+    return compute
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Any:
+    if x.dtype != torch.float32:
+        return NotImplemented
+    by = 1
+    while x.dim() and by < x.shape[dim]:
+        x, by = torch.logaddexp(x, _shifted(x, dim % x.dim(), by, -math.inf)), 2 * by
+    return x
+
+
+def _extreme_dim(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a maximum or minimum with its place, of a number or of truth values."""
+
+    def compute(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+        if not x.dim():
+            return _of_number(x)
+        if x.dtype != torch.bool:
+            return NotImplemented
+        value, at = choose(x.to(torch.float32), dim, keepdim)
+        return value != 0, at
+
+    return compute
+
+
+def _product(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    if x.dtype != torch.float32 or dtype not in (None, x.dtype):
+        return NotImplemented
+    return torch.prod(x.reshape(-1), 0) if x.dim() else x
+
+
+SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.sort.default: _sort,
+        aten.sort.stable: _sort_stable,
+        aten.topk.default: _topk,
+        aten.kthvalue.default: _kthvalue,
+        aten.mode.default: _mode,
+        aten.nanmedian.default: _nanmedian,
+        aten.nanmedian.dim: _nanmedian_dim,
+        aten.cummax.default: _running_extreme(torch.ge),
+        aten.cummin.default: _running_extreme(torch.le),
+        aten.logcumsumexp.default: _logcumsumexp,
+        aten.max.dim: _extreme_dim(torch.max),
+        aten.min.dim: _extreme_dim(torch.min),
+        aten.max.default: lambda x: NotImplemented if x.dim() else x,
+        aten.min.default: lambda x: NotImplemented if x.dim() else x,
+        aten.prod.default: _product,
+    }
+)

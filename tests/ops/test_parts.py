@@ -1,0 +1,87 @@
+"""Operators written in parts: what is traced computes what the operator does, also of special values."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from dimorder.capture.captured import Captured, capture
+from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_gamma import GAMMA
+from dimorder.ops.parts_special import SPECIAL
+from tests.targets.cases import Net, aten
+from tests.targets.litert.parts_cases import CASES
+
+VALUES = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-41, 1e30, -1e30, 0.5, 1, -1, 1.5, -2.5])
+FUNCTIONS = {**SPECIAL, **GAMMA}
+TENSORS = {target: sum(str(a.type) == "Tensor" for a in target._schema.arguments) for target in FUNCTIONS}
+FIRST: dict[Any, tuple[Any, ...]] = {
+    aten.xlogy.Scalar_Self: (1.5,),
+    aten.special_xlog1py.self_scalar: (1.5,),
+    aten.polygamma.default: (1,),
+}
+LAST: dict[Any, tuple[Any, ...]] = {
+    aten.copysign.Scalar: (-0.0,),
+    aten.lerp.Scalar: (0.75,),
+    aten.xlogy.Scalar_Other: (1.5,),
+    aten.special_xlog1py.other_scalar: (1.5,),
+    aten.mvlgamma.default: (2,),
+}
+
+
+@cache
+def captured(name: str) -> Captured:
+    function, inputs, constants = CASES[name]
+    return capture(Net(function, constants), inputs, in_parts=frozenset(PARTS))
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_traced_computes_the_same(name: str) -> None:
+    function, inputs, constants = CASES[name]
+    assert_same(list(captured(name).module(*inputs)), Net(function, constants)(*inputs))
+
+
+def test_each_operator_in_parts_is_in_a_network() -> None:
+    whole = [capture(Net(function, constants), inputs) for function, inputs, constants in CASES.values()]
+    met = {node.target for program in whole for node in program.nodes}
+    assert {str(name) for name in set(PARTS) - met} == set()
+
+
+@pytest.mark.parametrize("target", FUNCTIONS, ids=str)
+def test_special_values(target: Any) -> None:
+    """Powers of two infinities are left out: ldexp has none in whole numbers."""
+    grids = torch.meshgrid(*[VALUES] * TENSORS[target], indexing="ij")
+    args = (*FIRST.get(target, ()), *(grid.reshape(-1) for grid in grids), *LAST.get(target, ()))
+    assert_same(FUNCTIONS[target](*args), target(*args))
+
+
+@pytest.mark.parametrize("n", range(2, 7))
+def test_derivatives_of_digamma(n: int) -> None:
+    x = torch.linspace(-7.13, 9.21, 301)
+    assert_same(GAMMA[aten.polygamma.default](n, x), torch.polygamma(n, x.double()).float())
+
+
+def test_the_tail_of_ndtri() -> None:
+    p = torch.logspace(-38, -0.001, 301)
+    assert_same(SPECIAL[aten.special_ndtri.default](p), torch.special.ndtri(p.double()).float())
+
+
+def test_half_precision_is_rounded_once() -> None:
+    x = torch.linspace(-3, 3, 77).half()
+    module = capture(Net(torch.erfc), (x,), in_parts=frozenset(PARTS)).module
+    assert torch.equal(module(x)[0], torch.erfc(x.float()).half())
+
+
+def test_a_target_that_lists_none_keeps_the_operator() -> None:
+    nodes = capture(Net(torch.erfc), (VALUES,)).nodes
+    assert aten.erfc.default in [node.target for node in nodes]

@@ -1,0 +1,254 @@
+"""Operators that LiteRT computes in parts: those of `dimorder.ops.parts`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.targets.cases import Case, Y, aten, r
+
+I = torch.tensor([[[4, 0, 2, 2, 6, 1, 3], [1, 4, 0, 3, 2, 5, 2], [0, 3, 3, 1, 4, 2, 6]]]) % 5  # noqa: E741
+B = Y > 0.3
+BETWEEN = Y.sigmoid()
+ABOVE = Y.abs() + 0.6
+GAPS = torch.where(B, torch.nan, Y)
+EDGES = torch.sort(r(2, 5, 9)).values
+EACH = torch.tensor([2, 0, 3, 1])
+
+CASES: dict[str, Case] = {
+    "in parts: hyperbolic": (
+        lambda x, y, z: (torch.asinh(x * 3), torch.atanh(y * 2 - 1), torch.acosh(z + 0.5)),
+        (Y, BETWEEN, ABOVE),
+        (),
+    ),
+    "in parts: signs and angles": (
+        lambda x, y: (
+            torch.signbit(x),
+            torch.copysign(y, x),
+            torch.copysign(x, -2.0),
+            torch.angle(x),
+            torch.deg2rad(x),
+            torch.rad2deg(x),
+            torch.hypot(x, y),
+            torch.sinc(x),
+        ),
+        (Y.relu() * Y.sign(), r(7)),
+        (),
+    ),
+    "in parts: choices": (
+        lambda x, y: (
+            torch.heaviside(x, y),
+            torch.fmax(x, y),
+            torch.fmin(x, y),
+            torch.frac(x * 3),
+            torch.isposinf(1 / x),
+            torch.isneginf(1 / x),
+        ),
+        (Y.relu() - 0.5, r(7)),
+        (),
+    ),
+    "in parts: quotients and powers": (
+        lambda x, y: (aten.true_divide.Tensor(x, y), torch.ldexp(x, y.round())),
+        (Y, r(7) + 4),
+        (),
+    ),
+    "in parts: between two values": (
+        lambda x, y, z: (torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.8), torch.lerp(x, y, z)),
+        (Y, r(7), BETWEEN),
+        (),
+    ),
+    "in parts: logarithms": (
+        lambda x, y, p: (
+            torch.logit(p),
+            torch.logit(p, 0.4),
+            torch.xlogy(x, y),
+            torch.xlogy(2.5, y),
+            torch.xlogy(x, 2.5),
+            torch.special.xlog1py(x, y),
+            torch.special.xlog1py(2.5, y),
+            torch.special.xlog1py(x, 2.5),
+            torch.special.entr(p),
+            torch.logaddexp(x, y),
+            torch.logaddexp2(x, y),
+            torch.logcumsumexp(x, 1),
+        ),
+        (Y, ABOVE, BETWEEN),
+        (),
+    ),
+    "in parts: error functions": (
+        lambda x, p: (
+            torch.erfc(x * 2),
+            torch.special.erfcx(x),
+            torch.special.log_ndtr(x * 4),
+            torch.erfinv(p * 2 - 1),
+            torch.special.ndtri(p),
+        ),
+        (Y, BETWEEN),
+        (),
+    ),
+    "in parts: Bessel functions": (
+        lambda x: (
+            torch.special.i0(x * 3),
+            torch.special.i0e(x * 3),
+            torch.special.i1(x * 3),
+            torch.special.i1e(x * 3),
+        ),
+        (Y,),
+        (),
+    ),
+    "in parts: gamma functions": (
+        lambda x, y: (
+            torch.lgamma(x),
+            torch.mvlgamma(y + 1, 3),
+            torch.digamma(x),
+            *(torch.polygamma(n, x) for n in range(4)),
+        ),
+        (Y * 3 + 0.03, ABOVE),
+        (),
+    ),
+    "in parts: scatters": (
+        lambda x, i, y: (
+            torch.scatter(x, 1, i, y),
+            torch.scatter(x, 1, i, 0.5),
+            torch.scatter(x, 1, i, y, reduce="add"),
+            torch.scatter(x, 1, i, 1.5, reduce="multiply"),
+            torch.scatter_add(x, 1, i, y),
+        ),
+        (Y, I[:, :, :6], r(2, 4, 7)),
+        (),
+    ),
+    "in parts: reducing scatters": (
+        lambda x, i, y: tuple(
+            torch.scatter_reduce(x, 1, i, y, how, include_self=own)
+            for how in ("sum", "mean", "amax", "amin", "prod")
+            for own in (True, False)
+        ),
+        (Y, I, r(1, 3, 7)),
+        (),
+    ),
+    "in parts: a scatter of a row": (
+        lambda x, i, y: (
+            torch.scatter_reduce(x, 0, i, y, "amax"),
+            torch.index_reduce(x, 0, i, y, "prod"),
+            torch.put(x, i, y, True),
+            torch.put(x, i - 9, y),
+        ),
+        (r(9), I[0, 0], r(7)),
+        (),
+    ),
+    "in parts: places that are written": (
+        lambda x, b, y: (
+            torch.diagonal_scatter(x, y, 1, 1, 2),
+            torch.masked_scatter(x, b, x * 2),
+            aten.index_put(x, [b], torch.tensor(0.25)),
+            aten.index_put(x, [None, b[0, :, 0]], torch.tensor(0.25), True),
+        ),
+        (Y, B, r(2, 5)),
+        (),
+    ),
+    "in parts: gradients": (
+        lambda x, g, b: (
+            aten.max_pool2d_with_indices_backward(
+                g, x, [2, 3], [2, 3], [0, 0], [1, 1], False, aten.max_pool2d_with_indices(x, [2, 3])[1]
+            ),
+            aten.native_dropout_backward(g, b, 1.25),
+        ),
+        (r(2, 3, 8, 9), r(2, 3, 4, 3), r(2, 3, 4, 3) > 0),
+        (),
+    ),
+    "in parts: searches": (
+        lambda s, v, e: (
+            torch.searchsorted(s, v),
+            torch.searchsorted(s, v, right=True, out_int32=True),
+            torch.searchsorted(e, 0.25),
+            torch.searchsorted(s.flip(2), v),
+            torch.bucketize(v, e),
+            torch.histc(v, 6, -1.0, 1.0),
+            torch.histc(v, 5),
+        ),
+        (EDGES, Y, EDGES[0, 0]),
+        (),
+    ),
+    "in parts: counts": (
+        lambda n, b: (
+            torch.repeat_interleave(n, output_size=6),
+            torch.nonzero_static(b, size=9),
+        ),
+        (EACH, B[0]),
+        (),
+    ),
+    "in parts: in order": (
+        lambda x: (
+            *torch.sort(x, 1),
+            *torch.sort(x, 0, True),
+            *torch.sort(x, dim=1, stable=True, descending=True),
+            *torch.topk(x, 2, 1),
+            *torch.kthvalue(x, 3, 1),
+            *torch.kthvalue(x, 2, 2, True),
+        ),
+        (Y,),
+        (),
+    ),
+    "in parts: the most frequent": (
+        lambda x, y: (*torch.mode(x, 2), torch.nanmedian(y), *torch.nanmedian(y, 1)),
+        (I.float() + 0.5, GAPS),
+        (),
+    ),
+    "in parts: running extrema": (lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 2)), (Y,), ()),
+    "in parts: extrema of a number and of truth": (
+        lambda x, b: (
+            *aten.max.dim(x, 0),
+            *aten.min.dim(x, 0),
+            *aten.max.dim(b, 1),
+            aten.max(x),
+            aten.min(x),
+            x.prod(),
+        ),
+        (torch.tensor(0.75), B),
+        (),
+    ),
+    "in parts: norms and their means": (
+        lambda x, w, v: (
+            *aten.native_layer_norm(x, [7], v, None, 1e-5),
+            *aten.native_group_norm(x, w, w, 2, 6, 35, 3, 1e-5),
+            *aten._native_batch_norm_legit.no_stats(x, w, None, True, 0.1, 1e-5),
+            aten.native_batch_norm(x, w, w, w, w.abs() + 1, False, 0.1, 1e-5)[0],
+            F.batch_norm(x, w, w.abs() + 1, w, None),
+        ),
+        (r(2, 6, 5, 7), r(6), r(7)),
+        (),
+    ),
+    "in parts: lengths": (
+        lambda x, y: (
+            *(torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 2, 3, torch.inf, -torch.inf)),
+            torch.dist(x, y),
+            torch.cdist(x, x[:, :3] * 2),
+            torch.cdist(x, x[:, :3] * 2, 1.0),
+        ),
+        (Y, r(7)),
+        (),
+    ),
+    "in parts: a bilinear form": (
+        lambda x, y, w, b: F.bilinear(x, y, w, b),
+        (r(3, 5), r(3, 7), r(4, 5, 7), r(4)),
+        (),
+    ),
+    "in parts: convolutions with computed weights": (
+        lambda x, w, b, z, t: (
+            F.conv1d(x[:, :, 0], w[:, :, 0], b),
+            F.conv2d(x, w, b, (2, 1), (1, 2), (1, 2)),
+            F.conv_transpose2d(z, t, None, (2, 1), (1, 0), (1, 0), 3, (1, 2)),
+        ),
+        (r(2, 4, 7, 9), r(5, 4, 3, 2), r(5), r(2, 6, 5, 4), r(6, 2, 3, 2)),
+        (),
+    ),
+    "in parts: a sampled grid": (
+        lambda x, g: (
+            F.grid_sample(x, g, align_corners=False),
+            F.grid_sample(x, g, "nearest", "border", True),
+            F.grid_sample(x, g, "bicubic", "zeros", False),
+        ),
+        (r(2, 3, 5, 7), r(2, 4, 6, 2)),
+        (),
+    ),
+}
