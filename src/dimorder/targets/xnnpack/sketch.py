@@ -126,8 +126,13 @@ def keep_unfit_sizes_outside(plan: Partition) -> None:
 
 
 def _is_planned_outside(node: Node, plan: Partition) -> bool:
-    """Return whether a call belongs to an operator that the plan has outside. Views run on either side."""
-    return origin_of(node).get("outside", False) and not plan.operators.is_relabel(node)
+    """Return whether a call belongs to an operator that the plan has outside.
+
+    Views run on either side. So do slices: the plan asks for them with merged dimensions, and a neighbour may
+    keep these apart.
+    """
+    is_either = plan.operators.is_relabel(node) or node.target is torch.ops.aten.slice.Tensor
+    return origin_of(node).get("outside", False) and not is_either
 
 
 def _require_planned_outside(node: Node, plan: Partition) -> None:
