@@ -222,6 +222,7 @@ CASES: dict[str, Case] = {
         lambda x, y: (
             *(torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 2, 3, torch.inf, -torch.inf)),
             torch.dist(x, y),
+            torch.linalg.vector_norm(x.sum()),
             torch.cdist(x, x[:, :3] * 2),
             torch.cdist(x, x[:, :3] * 2, 1.0),
         ),
