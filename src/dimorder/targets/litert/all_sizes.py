@@ -40,7 +40,7 @@ class NotForAllSizesError(Exception):
 def merge_graphs(graphs: Sequence[TfLiteGraph], *, any_size: bool = False) -> TfLiteGraph:
     """Return one graph for all sizes, from graphs at several points.
 
-    `any_size` is for a dry run of one operator: its operands may lack a size that an earlier value has.
+    `any_size` is for a dry run of one operator, which may need sizes that none of its operands has.
 
     Raises `NotForAllSizesError` for the first operator that cannot be written for all sizes.
     """

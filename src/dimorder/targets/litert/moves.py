@@ -145,7 +145,7 @@ def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 def _slice_constant(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a slice of a constant for some size, also where it takes all of the constant."""
-    x = w.dense(a.self)
+    x = w.dense(a.x)
     dim = a.dim % len(x.shape)
     starts = [a.start if d == dim else 0 for d in range(len(x.shape))]
     return w.op("SLICE", [x, w.sizes(starts), w.sizes(a.shape)], a.shape)

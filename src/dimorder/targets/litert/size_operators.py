@@ -27,7 +27,7 @@ class UnknownSizeError(Exception):
 class SizeOperators:
     """Adds operators of sizes to a list of nodes, each once.
 
-    `any_size` takes a number that follows from nothing for the size of some value, for a dry run.
+    `any_size` is for a dry run: the numbers are constants, for they may be sizes of values that are not there.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class SizeOperators:
 
     def vector(self, numbers: Sequence[int]) -> str:
         """Return these numbers in one dimension. Raises `UnknownSizeError`."""
+        if self.any_size:
+            return self.constant(list(map(int, numbers)))
         runs = itertools.groupby(numbers, lambda number: isinstance(number, DynamicSize))
         parts = list[str]()
         for is_dynamic, run in runs:
@@ -113,11 +115,8 @@ class SizeOperators:
 
     def _formula(self, values: tuple[int, ...]) -> tuple[Formula, list[tuple[int, ...]]]:
         """Return how a number is computed from sizes, and these: without a division if possible."""
-        everything = list(self._sources)
-        if values not in self._sources and self.any_size:
-            return Formula(1, (0,), 0), everything[:1]
         found = None
-        for columns in (self._inputs, everything):
+        for columns in (self._inputs, list(self._sources)):
             formula = fit_formula(values, columns)
             if formula is not None and formula.divisor == 1:
                 return formula, columns

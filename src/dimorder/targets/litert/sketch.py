@@ -28,7 +28,7 @@ class Sketch(LiteRtWriter):
         tensor = torch.as_tensor(data)
         if tensor.numel() < _SMALL:
             return super().constant(data)
-        zeros = np.broadcast_to(torch.zeros((), dtype=tensor.dtype).numpy(), shape)
+        zeros = torch.zeros((), dtype=tensor.dtype).expand(shape).numpy()
         name = self._unique("constant")
         self._tensors[name] = TfLiteTensor(shape, tensor.dtype, zeros)
         return LiteRtValue(name, shape, tensor.dtype)
