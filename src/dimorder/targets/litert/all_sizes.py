@@ -24,8 +24,11 @@ _Names = tuple[str, ...]  # those of one value in each of the graphs
 _INFERRED = -1  # in the shape of a RESHAPE: what the other sizes leave for it
 # The operators whose operands broadcast.
 _BROADCASTS = frozenset(
-    ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "POW", "SELECT_V2", "FLOOR_MOD", "FLOOR_DIV")
-    + ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR")
+    [
+        *("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "POW", "SELECT_V2", "FLOOR_MOD", "FLOOR_DIV"),
+        *("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"),
+        *("LOGICAL_AND", "LOGICAL_OR"),
+    ]
 )
 
 
@@ -148,7 +151,9 @@ class _Merger:
         row = self._row(names, like, data)
         if is_fixed(shape) or self._broadcasts(shape, node, operands):
             return row
-        counts = [1 if own == size else size for own, size in zip(self.tensors[row].shape, shape, strict=True)]
+        counts = [
+            1 if own == size else size for own, size in zip(self.tensors[row].shape, shape, strict=True)
+        ]
         return self.sizes.op("TILE", [row, self.sizes.vector(counts)], shape, like.dtype)
 
     def _row(self, names: _Names, like: TfLiteTensor, data: Sequence[np.ndarray[Any, Any]]) -> str:
@@ -160,9 +165,7 @@ class _Merger:
             self.rows[names] = self.sizes.tensor(replace(like, shape=tuple(row.shape), data=row.numpy()))
         return self.rows[names]
 
-    def _broadcasts(
-        self, shape: Sequence[int], node: TfLiteNode, operands: Sequence[_Names | None]
-    ) -> bool:
+    def _broadcasts(self, shape: Sequence[int], node: TfLiteNode, operands: Sequence[_Names | None]) -> bool:
         """Return whether a computed operand has each dynamic size along which a constant repeats."""
         if node.kind not in _BROADCASTS:
             return False
@@ -171,9 +174,11 @@ class _Merger:
         return all(any(-d <= len(other) and other[d] == shape[d] for other in others) for d in places)
 
 
-# -- the forms of operators that read sizes: their kind, the operands after the first, and their options --------
+# -- forms: the kind of an operator, its operands after the first, and its options --
 
-_Form = Callable[[SizeOperators, tuple[int, ...], Sequence[Sequence[int]]], tuple[str, list[str], dict[str, Any]]]
+_Form = Callable[
+    [SizeOperators, tuple[int, ...], Sequence[Sequence[int]]], tuple[str, list[str], dict[str, Any]]
+]
 
 
 def _reshape(

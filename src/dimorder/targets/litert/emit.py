@@ -84,7 +84,9 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     tensors, nodes = copy_before_overwriting(
         graph.tensors, graph.nodes, graph.inputs.values(), graph.outputs.values()
     )
-    if any(value.dtype == torch.float16 for value in (*program.state_dict.values(), *program.constants.values())):
+    if any(
+        value.dtype == torch.float16 for value in (*program.state_dict.values(), *program.constants.values())
+    ):
         tensors, nodes = store_in_half(tensors, nodes)
     texts = constant_methods(contract)
     metadata = {name: texts[name].encode() for name in (CONTRACT_METHOD, SEAL_METHOD)}

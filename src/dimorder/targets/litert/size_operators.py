@@ -27,7 +27,7 @@ class UnknownSizeError(Exception):
 class SizeOperators:
     """Adds operators of sizes to a list of nodes, each once.
 
-    `any_size` is for a dry run: the numbers are constants, for they may be sizes of values that are not there.
+    `any_size` is for a dry run: numbers are constants, for they may be sizes of values that are not there.
     """
 
     def __init__(
@@ -59,11 +59,20 @@ class SizeOperators:
 
     def tensor(self, tensor: TfLiteTensor) -> str:
         """Add a tensor, and return its name."""
-        name = next(each for i in itertools.count(len(self.tensors)) if (each := f"size.{i}") not in self.tensors)
+        name = next(
+            each for i in itertools.count(len(self.tensors)) if (each := f"size.{i}") not in self.tensors
+        )
         self.tensors[name] = tensor
         return name
 
-    def op(self, kind: str, inputs: Sequence[str], shape: Sequence[int], dtype: torch.dtype = I32, **options: object) -> str:
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype = I32,
+        **options: object,
+    ) -> str:
         """Write an operator once, and return its result."""
         key = (kind, *inputs, *shape, dtype, *options.values())
         if key not in self._written:
@@ -87,7 +96,8 @@ class SizeOperators:
 
     def like(self, constant: TfLiteTensor, numbers: Sequence[int]) -> str:
         """Return these numbers in the shape and the type of a constant. Raises `UnknownSizeError`."""
-        shape, value = constant.shape, self._scalar(numbers[0]) if not constant.shape else self.vector(numbers)
+        shape = constant.shape
+        value = self.vector(numbers) if shape else self._scalar(numbers[0])
         if len(shape) > 1:
             value = self.op("RESHAPE", [value, self.constant(shape)], shape)
         return value if constant.dtype == I32 else self.op("CAST", [value], shape, constant.dtype)
@@ -123,7 +133,8 @@ class SizeOperators:
             found = found or (formula and (formula, columns))
         if found is None:
             number = " | ".join(map(str, values))
-            raise UnknownSizeError(f"the number {number}, which depends on a dynamic size in a way that we cannot express")
+            found_ = f"the number {number}, which depends on a dynamic size in a way that we cannot express"
+            raise UnknownSizeError(found_)
         return found
 
     def _size(self, name: str, dim: int) -> str:
