@@ -52,7 +52,7 @@ def specialize_each(program: ExportedProgram) -> list[ExportedProgram]:
     return [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in _points_of(program)[0]]
 
 
-def _points_of(program: ExportedProgram) -> tuple[list[Mapping[Any, Any]], SizeTable]:
+def _points_of(program: ExportedProgram) -> tuple[list[dict[Any, Any]], SizeTable]:
     """Return the values of torch's symbols at a few points, and the table of the program's sizes there."""
     roots = {str(root): root for root in program.range_constraints}
     symbols = tuple(

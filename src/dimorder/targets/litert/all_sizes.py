@@ -92,13 +92,14 @@ class _Merger:
             self._add_value(outputs)
         operands = [self._known(names) for names in zip(*(node.inputs for node in row), strict=True)]
         numbers = [self._numbers(names) for names in operands]
+        kind, options = first.kind, first.options
+        inputs: list[str | None]
         form = None if all(map(is_fixed, numbers[1:])) else _FORMS.get(first.kind)
         if form is not None:
             assert operands[0] is not None
             kind, sizes, options = form(self.sizes, self._shape(operands[0]), numbers[1:])
             inputs = [self._operand(operands[0], first, operands), *sizes]
         else:
-            kind, options = first.kind, first.options
             for name in options:
                 _require_equal([node.options.get(name) for node in row], f"{name} of {kind}")
             inputs = [None if names is None else self._operand(names, first, operands) for names in operands]
@@ -177,13 +178,13 @@ class _Merger:
 # -- forms: the kind of an operator, its operands after the first, and its options --
 
 _Form = Callable[
-    [SizeOperators, tuple[int, ...], Sequence[Sequence[int]]], tuple[str, list[str], dict[str, Any]]
+    [SizeOperators, tuple[int, ...], Sequence[Sequence[int]]], tuple[str, list[str], Mapping[str, Any]]
 ]
 
 
 def _reshape(
     sizes: SizeOperators, x: tuple[int, ...], numbers: Sequence[Sequence[int]]
-) -> tuple[str, list[str], dict[str, Any]]:
+) -> tuple[str, list[str], Mapping[str, Any]]:
     """Leave one size to LiteRT, preferably one that no earlier value has."""
     (shape,) = numbers
     dynamic = [place for place, size in enumerate(shape) if isinstance(size, DynamicSize)]
@@ -193,7 +194,7 @@ def _reshape(
 
 def _slice(
     sizes: SizeOperators, x: tuple[int, ...], numbers: Sequence[Sequence[int]]
-) -> tuple[str, list[str], dict[str, Any]]:
+) -> tuple[str, list[str], Mapping[str, Any]]:
     starts, lengths = numbers
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     return _strided_slice(sizes, x, [starts, ends, [1] * len(x)])
@@ -201,7 +202,7 @@ def _slice(
 
 def _strided_slice(
     sizes: SizeOperators, x: tuple[int, ...], numbers: Sequence[Sequence[int]]
-) -> tuple[str, list[str], dict[str, Any]]:
+) -> tuple[str, list[str], Mapping[str, Any]]:
     """Count from the end of a dimension what lies at the same distance from it at all sizes.
 
     LiteRT takes no -1 as the length of a SLICE whose result has a shape.

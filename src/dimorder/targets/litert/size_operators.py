@@ -125,17 +125,14 @@ class SizeOperators:
 
     def _formula(self, values: tuple[int, ...]) -> tuple[Formula, list[tuple[int, ...]]]:
         """Return how a number is computed from sizes, and these: without a division if possible."""
-        found = None
-        for columns in (self._inputs, list(self._sources)):
-            formula = fit_formula(values, columns)
-            if formula is not None and formula.divisor == 1:
-                return formula, columns
-            found = found or (formula and (formula, columns))
-        if found is None:
+        known = (self._inputs, list(self._sources))
+        found = [(formula, each) for each in known if (formula := fit_formula(values, each)) is not None]
+        if not found:
             number = " | ".join(map(str, values))
-            found_ = f"the number {number}, which depends on a dynamic size in a way that we cannot express"
-            raise UnknownSizeError(found_)
-        return found
+            raise UnknownSizeError(
+                f"the number {number}, which depends on a dynamic size in a way that we cannot express"
+            )
+        return next((each for each in found if each[0].divisor == 1), found[0])
 
     def _size(self, name: str, dim: int) -> str:
         rank = len(self.tensors[name].shape)
