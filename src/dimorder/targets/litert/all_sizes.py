@@ -19,7 +19,7 @@ from dimorder.sizes.merge_specializations import broadcast_row
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor
 from dimorder.targets.litert.size_operators import SizeOperators, UnknownSizeError
 
-_Names = tuple[str, ...]  # those of one value in each of the graphs
+_TensorNames = tuple[str, ...]  # those of one value in each of the graphs
 
 _INFERRED = -1  # in the shape of a RESHAPE: what the other sizes leave for it
 # The operators whose operands broadcast.
@@ -47,7 +47,7 @@ def merge_graphs(graphs: Sequence[TfLiteGraph], *, any_size: bool = False) -> Tf
 
     Raises `NotForAllSizesError` for the first operator that cannot be written for all sizes.
     """
-    merger = _Merger(graphs, any_size)
+    merger = _GraphMerger(graphs, any_size)
     for row in zip(*(graph.nodes for graph in graphs), strict=False):
         try:
             merger.add(row)
@@ -69,7 +69,7 @@ def _require_equal(values: Sequence[Any], what: str) -> None:
         raise _DifferenceError(f"{what}: {' or '.join(dict.fromkeys(map(str, values)))}")
 
 
-class _Merger:
+class _GraphMerger:
     """The one graph under construction. Its computed values have the names of the first graph's."""
 
     def __init__(self, graphs: Sequence[TfLiteGraph], any_size: bool) -> None:
@@ -77,8 +77,10 @@ class _Merger:
         self.tensors: dict[str, TfLiteTensor] = {}
         self.nodes: list[TfLiteNode] = []
         self.sizes = SizeOperators(self.tensors, self.nodes, any_size=any_size)
-        self.computed = set[_Names]()
-        self.rows: dict[_Names, str] = {}  # by constant: its content, of size 1 wherever it only repeats
+        self.computed = set[_TensorNames]()
+        self.rows: dict[
+            _TensorNames, str
+        ] = {}  # by constant: its content, of size 1 wherever it only repeats
         for names in zip(*(graph.inputs.values() for graph in graphs), strict=True):
             self._add_value(names)
             self.sizes.add_input(names[0])
@@ -107,29 +109,29 @@ class _Merger:
         for name in first.outputs:
             self.sizes.add(name)
 
-    def _add_value(self, names: _Names) -> None:
+    def _add_value(self, names: _TensorNames) -> None:
         self.tensors[names[0]] = replace(self._each(names)[0], shape=self._shape(names))
         self.computed.add(names)
 
-    def _known(self, names: tuple[str | None, ...]) -> _Names | None:
+    def _known(self, names: tuple[str | None, ...]) -> _TensorNames | None:
         _require_equal([name is None for name in names], "an operand")
         return tuple(name for name in names if name is not None) or None
 
-    def _each(self, names: _Names) -> list[TfLiteTensor]:
+    def _each(self, names: _TensorNames) -> list[TfLiteTensor]:
         return [graph.tensors[name] for graph, name in zip(self.graphs, names, strict=True)]
 
-    def _shape(self, names: _Names) -> tuple[int, ...]:
+    def _shape(self, names: _TensorNames) -> tuple[int, ...]:
         shapes = [tensor.shape for tensor in self._each(names)]
         _require_equal(list(map(len, shapes)), "the number of dimensions")
         return tuple(map(DynamicSize.of, zip(*shapes, strict=True)))
 
-    def _data(self, names: _Names) -> list[np.ndarray[Any, Any]]:
+    def _data(self, names: _TensorNames) -> list[np.ndarray[Any, Any]]:
         """Return a constant in each graph; nothing for what is computed."""
         found = [tensor.data for tensor in self._each(names)]
         _require_equal([data is None for data in found], "an operand")
         return [data for data in found if data is not None]
 
-    def _numbers(self, names: _Names | None) -> list[int]:
+    def _numbers(self, names: _TensorNames | None) -> list[int]:
         """Return the whole numbers of a constant that may depend on sizes: integers, or one float."""
         data = [] if names is None else self._data(names)
         if not data or len({each.shape for each in data}) > 1 or data[0].dtype.kind == "b":
@@ -139,7 +141,7 @@ class _Merger:
         columns = zip(*(each.reshape(-1).tolist() for each in data), strict=True)
         return [DynamicSize.of(column) for column in columns]
 
-    def _operand(self, names: _Names, node: TfLiteNode, operands: Sequence[_Names | None]) -> str:
+    def _operand(self, names: _TensorNames, node: TfLiteNode, operands: Sequence[_TensorNames | None]) -> str:
         """Return what an operator reads."""
         data = self._data(names)
         if not data:
@@ -157,7 +159,7 @@ class _Merger:
         ]
         return self.sizes.op("TILE", [row, self.sizes.vector(counts)], shape, like.dtype)
 
-    def _row(self, names: _Names, like: TfLiteTensor, data: Sequence[np.ndarray[Any, Any]]) -> str:
+    def _row(self, names: _TensorNames, like: TfLiteTensor, data: Sequence[np.ndarray[Any, Any]]) -> str:
         """Return a constant that differs between the graphs in sizes alone: of size 1 where it repeats."""
         if names not in self.rows:
             row = broadcast_row(list(map(torch.from_numpy, data)))
@@ -166,7 +168,9 @@ class _Merger:
             self.rows[names] = self.sizes.tensor(replace(like, shape=tuple(row.shape), data=row.numpy()))
         return self.rows[names]
 
-    def _broadcasts(self, shape: Sequence[int], node: TfLiteNode, operands: Sequence[_Names | None]) -> bool:
+    def _broadcasts(
+        self, shape: Sequence[int], node: TfLiteNode, operands: Sequence[_TensorNames | None]
+    ) -> bool:
         """Return whether a computed operand has each dynamic size along which a constant repeats."""
         if node.kind not in _BROADCASTS:
             return False

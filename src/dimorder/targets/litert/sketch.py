@@ -20,7 +20,7 @@ from dimorder.targets.table import Table, View, results, whole
 _SMALL = 1024  # elements of a constant from which on only its shape counts
 
 
-class Sketch(LiteRtWriter):
+class TfLiteSketch(LiteRtWriter):
     """A graph whose large constants are all zeros."""
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
@@ -60,7 +60,7 @@ def _graph(
     place: int,
 ) -> TfLiteGraph:
     """Return the graph of one call at a point."""
-    sketch = Sketch()
+    sketch = TfLiteSketch()
     operands: dict[Node, View[LiteRtValue] | torch.Tensor] = {}
     for node in call.all_input_nodes:
         ((shape, *_), (value, *_)) = numbers[node].at(place).shapes, results(node)
