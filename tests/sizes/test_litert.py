@@ -75,7 +75,7 @@ class Cut(nn.Module):
 
 CASES = {
     "a picture": (Pooled(), "Nx3xHxW", PICTURES, 1),
-    "enlarged": (Enlarged(), "Nx3xHxW", PICTURES[:4], None),
+    "enlarged": (Enlarged(), "1x3xHxW", PICTURES[:4], None),
     "a sequence": (Attended(), "NxTx12", LENGTHS, None),
     "slices": (Cut(), "NxTx12", LENGTHS, 1),
 }
