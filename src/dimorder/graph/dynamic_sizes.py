@@ -161,6 +161,14 @@ class DynamicCall:
     kwargs: Mapping[str, Any]
     shapes: Sequence[tuple[int, ...]]
 
+    def at(self, place: int) -> DynamicCall:
+        """Return the numbers at one of the points."""
+
+        def value(number: DynamicSize) -> int:
+            return number.values[place]
+
+        return DynamicCall(*pytree.tree_map_only(DynamicSize, value, (self.args, self.kwargs, self.shapes)))
+
 
 def is_dynamic(node: Node, numbers: Mapping[Node, DynamicCall]) -> bool:
     """Return whether a number of a node, or of a value that it reads, depends on a dynamic size."""

@@ -42,6 +42,18 @@ class Specialization:
 
 def specialize(program: ExportedProgram) -> Specialization:
     """Return a program with dynamic sizes at one point, chosen so that few sizes are equal by chance."""
+    environments, table = _points_of(program)
+    fixed, calls = _fix_sizes(program, _SizesAtPoints(environments))
+    return Specialization(fixed, calls, table)
+
+
+def specialize_each(program: ExportedProgram) -> list[ExportedProgram]:
+    """Return a program with dynamic sizes at each of a few points."""
+    return [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in _points_of(program)[0]]
+
+
+def _points_of(program: ExportedProgram) -> tuple[list[dict[Any, Any]], SizeTable]:
+    """Return the values of torch's symbols at a few points, and the table of the program's sizes there."""
     roots = {str(root): root for root in program.range_constraints}
     symbols = tuple(
         Symbol(str(root), int(ends.lower), int(ends.upper))
@@ -49,9 +61,14 @@ def specialize(program: ExportedProgram) -> Specialization:
     )
     symbolic = SymbolicProgram(program, (), symbols, roots)
     points = symbolic.specialization_points()
-    sizes = _SizesAtPoints(
-        [{roots[name]: sympy.Integer(size) for name, size in point.items()} for point in points]
-    )
+    environments = [{roots[name]: sympy.Integer(size) for name, size in point.items()} for point in points]
+    return environments, symbolic.table(points)
+
+
+def _fix_sizes(
+    program: ExportedProgram, sizes: _SizesAtPoints
+) -> tuple[ExportedProgram, Mapping[Node, DynamicCall]]:
+    """Return a program with the sizes of the first point, and the numbers of its nodes at all points."""
     graph = Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     keep_names(graph, program.graph)
@@ -73,7 +90,7 @@ def specialize(program: ExportedProgram) -> Specialization:
         calls[node] = DynamicCall(args, kwargs, shapes.get(node, ()))
         node.args, node.kwargs = pytree.tree_map_only(DynamicSize, int.__int__, (args, kwargs))
     fixed = replace_parts(program, root=torch.nn.Module(), graph=graph, range_constraints={})
-    return Specialization(fixed, calls, symbolic.table(points))
+    return fixed, calls
 
 
 class _SizesAtPoints:

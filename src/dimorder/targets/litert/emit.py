@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,17 +13,22 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
-from dimorder.contract import Contract
+from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, seal
 from dimorder.errors import UnsupportedError
+from dimorder.graph import dynamic_sizes
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, How, fuse_quantized
 from dimorder.physical.wasted_levels import clamp_range
+from dimorder.sizes.specialization import specialize_each
 from dimorder.targets.integer_kernels import operand_type
+from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, serialize
+from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.ops import QUANTIZED, unfit_input, unsupported_value
+from dimorder.targets.litert.passes import store_in_half
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.program_io import (
     BOUNDARY_FIX,
@@ -32,7 +37,6 @@ from dimorder.targets.program_io import (
     as_promised,
     blamed,
     call_place,
-    physical_shape,
     read_signature,
 )
 from dimorder.targets.table import Table, View, is_getitem, whole
@@ -69,8 +73,41 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     The file's inputs and outputs are those of the contract, in sequence and by name. Each is the dense tensor
     of shape `spec.dim_order.physical_shape(spec.shape)`. Each buffer that the program writes is a variable.
 
-    Raises `UnsupportedError` for an operator that LiteRT lacks, with its name and source line.
+    Raises `UnsupportedError` for an operator that LiteRT lacks, or cannot compute at all sizes, with its name
+    and source line.
     """
+    integers: Mapping[Node, View[LiteRtValue]] = {}
+    if program.range_constraints:
+        graph = _graph_for_ranges(program, contract, operators)
+    else:
+        graph, integers = _graph(program, contract, operators)
+    tensors, nodes = copy_before_overwriting(
+        graph.tensors, graph.nodes, graph.inputs.values(), graph.outputs.values()
+    )
+    if any(
+        value.dtype == torch.float16 for value in (*program.state_dict.values(), *program.constants.values())
+    ):
+        tensors, nodes = store_in_half(tensors, nodes)
+    texts = constant_methods(contract)
+    metadata = {name: texts[name].encode() for name in (CONTRACT_METHOD, SEAL_METHOD)}
+    return WrittenGraph(replace(graph, tensors=tensors, nodes=nodes), metadata, integers)
+
+
+def _graph_for_ranges(program: ExportedProgram, contract: Contract, operators: Table) -> TfLiteGraph:
+    """Return one graph for all sizes, from those at a few points."""
+    graphs = [_graph(each, contract, operators)[0] for each in specialize_each(program)]
+    try:
+        return merge_graphs(graphs)
+    except NotForAllSizesError as error:
+        places = {node.name: call_place(node) for node in program.graph.nodes if node.op == "call_function"}
+        place = places.get(error.origin, f"output {error.origin!r}")
+        raise UnsupportedError(place, error.found, dynamic_sizes.FIX) from error
+
+
+def _graph(
+    program: ExportedProgram, contract: Contract, operators: Table
+) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
+    """Return the graph of a program with fixed sizes, and the integers of its quantize nodes."""
     signature, fused = read_signature(program), fused_program(program, operators)
     count = len(signature.state)
     inputs, outputs = signature.inputs[count:], signature.outputs[count:]
@@ -85,7 +122,7 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
         with blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             dtype = node.meta["val"].dtype
             of = integer_type(node) if dtype in QUANTIZED else None
-            values[node] = as_called(writer.input(spec.name, physical_shape(spec), dtype, of), spec)
+            values[node] = as_called(writer.input(spec.name, _dense_shape(node, spec), dtype, of), spec)
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in values:
             values[node] = _written(writer, node, values, signature.constants, operators, fused)
@@ -99,11 +136,13 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
             is_float = node.meta["val"].is_floating_point()
             writer.output(spec.name, writer.floats(value) if is_float else value)
     _require_planned(writer, fused)
-    texts = constant_methods(contract)
-    metadata = {name: texts[name].encode() for name in (CONTRACT_METHOD, SEAL_METHOD)}
-    in_half = any(value.dtype == torch.float16 for value in signature.constants.values())
-    integers = {node: value for node, value in values.items() if node.target is QUANTIZE}
-    return WrittenGraph(writer.finish(in_half), metadata, integers)
+    return writer.finish(), {node: value for node, value in values.items() if node.target is QUANTIZE}
+
+
+def _dense_shape(node: Node, spec: TensorSpec) -> Sequence[int]:
+    """Return the shape of the dense tensor that the contract promises for an input."""
+    shape = tuple(node.meta["val"].shape)
+    return spec.dim_order.physical_shape(shape) if spec.boundary == "logical" else shape
 
 
 def _view(writer: LiteRtWriter, held: Any) -> View[LiteRtValue]:

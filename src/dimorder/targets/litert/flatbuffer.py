@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 
 SIGNATURE = "serving_default"
 ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
@@ -61,6 +62,7 @@ class TfLiteScales:
 class TfLiteTensor:
     """A tensor of a file, dense in its shape; `data` if it is constant, `scales` if its integers have any.
 
+    A shape may have `DynamicSize`s. Before an input is resized, the file has their values at the first point.
     The handle of a variable has no shape and the type of the variable's elements.
     """
 
@@ -83,12 +85,14 @@ class TfLiteNode:
     """An operator of a file, by the schema's name. Operands and results are names of tensors.
 
     An operand may be None if it is optional. `options` are fields of the operator's options in the schema.
+    `origin` is the name of the program's node, or of the output, for which the operator was written.
     """
 
     kind: str
     inputs: tuple[str | None, ...]
     outputs: tuple[str, ...]
     options: Mapping[str, Any]
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,9 @@ def _hash(data: np.ndarray[Any, Any]) -> bytes:
 
 def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: Mapping[bytes, int]) -> Any:
     made = schema.TensorT()
-    made.name, made.shape, made.hasRank = name, list(tensor.shape), True
+    made.name, made.shape, made.hasRank = name, list(map(int, tensor.shape)), True
+    if not is_fixed(tensor.shape):
+        made.shapeSignature = [-1 if isinstance(size, DynamicSize) else size for size in tensor.shape]
     made.type = getattr(schema.TensorType, "RESOURCE" if tensor.is_handle else DTYPES[tensor.dtype])
     # Buffer 0 is that of the tensors without data.
     made.buffer = 0 if tensor.data is None else buffers[_hash(tensor.data)]

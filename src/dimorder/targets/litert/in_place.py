@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from dimorder.graph.dynamic_sizes import is_fixed
 from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor
 
 # The operands that a result may be written over; only a RESHAPE leaves the memory as it is.
@@ -68,14 +69,14 @@ def _shared_operand(
     for name in operands:
         if name is None or name in inputs or tensors[name].data is not None:
             continue
-        if node.kind == "RESHAPE" or (
-            readers[name] == 1
-            and _bytes(tensors[name]) == _bytes(tensors[result])
-            and _bytes(tensors[name]) > _SCALAR_BYTES
-        ):
+        if node.kind == "RESHAPE" or (readers[name] == 1 and _may_share(tensors[name], tensors[result])):
             return name
     return None
 
 
-def _bytes(tensor: TfLiteTensor) -> int:
-    return prod(tensor.shape) * tensor.dtype.itemsize
+def _may_share(operand: TfLiteTensor, result: TfLiteTensor) -> bool:
+    """Return whether a result has as many bytes as an operand; if a size is dynamic, at some sizes."""
+    if not is_fixed((*operand.shape, *result.shape)):
+        return True
+    own, other = (prod(tensor.shape) * tensor.dtype.itemsize for tensor in (operand, result))
+    return own == other and own > _SCALAR_BYTES

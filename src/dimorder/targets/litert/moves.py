@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
@@ -142,6 +143,14 @@ def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return slice_(w, x, dim, start, a.shape[dim], a.step)
 
 
+def _slice_constant(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Write a slice of a constant for some size, also where it takes all of the constant."""
+    x = w.dense(a.x)
+    dim = a.dim % len(x.shape)
+    starts = [a.start if d == dim else 0 for d in range(len(x.shape))]
+    return w.op("SLICE", [x, w.sizes(starts), w.sizes(a.shape)], a.shape)
+
+
 def _check_slice(a: Arguments) -> str | None:
     """Leave slices of floats with steps to views, which stay in XNNPACK's delegate."""
     if a.step == 1 or (a.dtype != F32 and len(a.shape) <= 5):
@@ -191,6 +200,7 @@ def _check_flip(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
+        SLICE_CONSTANT: Row(_slice_constant),
         aten.cat.default: Row(_cat, integers=True),
         aten.slice.Tensor: Row(_slice, _check_slice, integers=True),
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),

@@ -30,7 +30,8 @@ class LiteRtProgram:
 
     `keeps` says that the tensors between operators can be read after a run. XNNPACK has none.
 
-    A file has dense tensors in the contract's orders, also where the signature has the logical shape.
+    A file has dense tensors in the contract's orders, also where the signature has the logical shape. Its
+    inputs are resized when a call has other sizes than the last one.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class LiteRtProgram:
             experimental_preserve_all_tensors=self._keeps,
         )
         self._interpreter.allocate_tensors()
-        self._inputs = [each["index"] for each in self._interpreter.get_input_details()]
+        inputs = self._interpreter.get_input_details()
+        self._inputs = [each["index"] for each in inputs]
+        self._shapes = [tuple(each["shape"]) for each in inputs]
         self._outputs = [each["index"] for each in self._interpreter.get_output_details()]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -58,10 +61,19 @@ class LiteRtProgram:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the file's outputs for its inputs, all dense in the file's own shapes."""
+        shapes = [tensor.shape for tensor in inputs]
+        if shapes != self._shapes:
+            self._resize(shapes)
         for index, tensor in zip(self._inputs, inputs, strict=True):
             self._interpreter.set_tensor(index, tensor.detach().cpu().contiguous().numpy())
         self._interpreter.invoke()
         return [self._tensor(index) for index in self._outputs]
+
+    def _resize(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        for index, shape in zip(self._inputs, shapes, strict=True):
+            self._interpreter.resize_tensor_input(index, list(shape))
+        self._interpreter.allocate_tensors()
+        self._shapes = list(shapes)
 
     def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of these names as the last run left them."""

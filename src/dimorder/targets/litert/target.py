@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Graph
 
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.contract import Contract
@@ -19,7 +20,7 @@ from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.ops.table import PLAIN
-from dimorder.targets.base import Artifact, Target, TargetFiles, TargetRuntime
+from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
 from dimorder.targets.litert.emit import fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
@@ -38,8 +39,9 @@ from dimorder.targets.litert.runtime import (
     load,
     set_threads,
 )
+from dimorder.targets.litert.sketch import unfit_sizes
 from dimorder.targets.litert.spatial import PART_TAPS
-from dimorder.targets.table import Table
+from dimorder.targets.table import Table, results
 from dimorder.verification.verify import Run
 
 
@@ -120,6 +122,18 @@ _IMPLEMENTATIONS = (
 )
 
 
+def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
+    """Return the capabilities for a captured graph in which these sizes are dynamic.
+
+    The matrices of a resize are constants of fixed sizes.
+    """
+    resized = (node for node in graph.nodes if node.target in RESIZED_BY_MATMUL)
+    if all(varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
+        return capabilities
+    implementations = tuple(names - _RESIZED_BY_MATMUL for names in capabilities.implementations)
+    return replace(capabilities, implementations=implementations)
+
+
 def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:
     """Return the target whose files have these operators: all that LiteRT has, or fewer.
 
@@ -129,24 +143,27 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         raise UsageError(
             f"kernels {kernels!r}", "no kernels of LiteRT", f"choose one of {', '.join(KERNELS)}"
         )
+    capabilities = Capabilities(
+        table.supports,
+        implementations=(_IMPLEMENTATIONS,),
+        max_rank=MAX_RANK,
+        at_all_sizes=partial(unfit_sizes, table),
+        takes=unfit_input,
+        own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
+        split_channels=_SPLIT_CHANNELS,
+        heads=_HEADS,
+        in_parts=frozenset(PARTS),
+    )
     return Target(
         "litert",
         INFO,
         partial(emit, table=table, kernels=kernels),
-        Capabilities(
-            table.supports,
-            implementations=(_IMPLEMENTATIONS,),
-            max_rank=MAX_RANK,
-            takes=unfit_input,
-            own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
-            split_channels=_SPLIT_CHANNELS,
-            heads=_HEADS,
-            in_parts=frozenset(PARTS),
-        ),
+        capabilities,
         counted(min_run=_MIN_RUN),
         recipes=RECIPES,
         files=TargetFiles(partial(load, kernels=kernels), check, channels_last=()),
         runtime=TargetRuntime("LiteRT", set_threads=set_threads, has_state=True),
+        dynamic=DynamicSizes(partial(_sized, capabilities)),
         with_options=partial(target, table),
         fused=lambda program: fused_program(program, table),
     )

@@ -21,10 +21,9 @@ from dimorder.targets.graph_writer import broadcast_within, merge_broadcast
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import CALLS_FIRST, MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
-from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.litert.integer_writer import F32, LiteRtValue, TfLiteIntegerWriter
 from dimorder.targets.litert.integers import CONVERTS, MOVES
-from dimorder.targets.litert.passes import fuse_clamps, store_in_half
+from dimorder.targets.litert.passes import fuse_clamps
 from dimorder.targets.litert.reshapes import merge_reshapes
 from dimorder.targets.table import View
 
@@ -36,7 +35,7 @@ _BROADCAST_RANKS: Mapping[str, int] = MappingProxyType(
 
 
 class LiteRtWriter(TfLiteIntegerWriter):
-    """Builds one graph; `finish` returns its bytes. Operators that no output needs are left out.
+    """Builds one graph; `finish` returns it. Operators that no output needs are left out.
 
     `hint` is the name of the next operators' results.
     """
@@ -185,7 +184,8 @@ class LiteRtWriter(TfLiteIntegerWriter):
     ) -> list[LiteRtValue]:
         operands = tuple(None if value is None else self._named(value) for value in inputs)
         made = [self._tensor(self._unique(self.hint), *result, of) for result in results]
-        self._nodes.append(TfLiteNode(kind, operands, tuple(value.tensor for value in made), options))
+        names = tuple(value.tensor for value in made)
+        self._nodes.append(TfLiteNode(kind, operands, names, options, self.hint))
         return made
 
     def elementwise(
@@ -277,14 +277,10 @@ class LiteRtWriter(TfLiteIntegerWriter):
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def finish(self, in_half: bool = False) -> TfLiteGraph:
-        """Return the graph, with constants as float16 if `in_half`."""
+    def finish(self) -> TfLiteGraph:
+        """Return the graph."""
         nodes = fuse_clamps(self._needed(), self._outputs.values())
-        inputs, outputs = self._inputs.values(), self._outputs.values()
-        tensors, nodes = merge_reshapes(self._tensors, nodes, outputs)
-        tensors, nodes = copy_before_overwriting(tensors, nodes, inputs, outputs)
-        if in_half:
-            tensors, nodes = store_in_half(tensors, nodes)
+        tensors, nodes = merge_reshapes(self._tensors, nodes, self._outputs.values())
         if not self._variables:
             return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
         nodes = [TfLiteNode("CALL_ONCE", (), (), CALLS_FIRST), *nodes]

@@ -1,0 +1,141 @@
+"""Write numbers that depend on dynamic sizes as LiteRT operators: from the shapes of a graph's values.
+
+LiteRT computes SHAPE, STRIDED_SLICE, CONCATENATION, MUL and SUM of sizes while it allocates tensors, so that
+every tensor has its size before the graph runs. It computes other operators of sizes in each run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dimorder.graph.dynamic_sizes import DynamicSize
+from dimorder.sizes.affine import Formula, fit_formula
+from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor
+
+I32 = torch.int32
+_OUT_TYPE = 2  # int32 in the schema's TensorType
+
+
+class UnknownSizeError(Exception):
+    """A number that does not follow from the sizes of earlier values."""
+
+
+class SizeOperators:
+    """Adds operators of sizes to a list of nodes, each once.
+
+    `any_size` is for a dry run: numbers are constants, for they may be sizes of values that are not there.
+    """
+
+    def __init__(
+        self, tensors: dict[str, TfLiteTensor], nodes: list[TfLiteNode], *, any_size: bool = False
+    ) -> None:
+        self.tensors, self.nodes, self.any_size = tensors, nodes, any_size
+        self._sources: dict[tuple[int, ...], tuple[str, int]] = {}  # by values: a dimension that has them
+        self._inputs: list[tuple[int, ...]] = []
+        self._written: dict[tuple[object, ...], str] = {}
+
+    def add_input(self, name: str) -> None:
+        """Add an input of the graph, whose sizes are read before those of other values."""
+        self.add(name)
+        self._inputs = list(self._sources)
+
+    def add(self, name: str) -> None:
+        """Add a value, from whose sizes numbers may be computed from now on."""
+        for dim, size in enumerate(self.tensors[name].shape):
+            if isinstance(size, DynamicSize):
+                self._sources.setdefault(size.values, (name, dim))
+
+    def constant(self, numbers: Sequence[int]) -> str:
+        """Return a constant of int32 in one dimension."""
+        key = ("constant", *numbers)
+        if key not in self._written:
+            data = np.array(numbers, np.int32)
+            self._written[key] = self.tensor(TfLiteTensor(data.shape, I32, data))
+        return self._written[key]
+
+    def tensor(self, tensor: TfLiteTensor) -> str:
+        """Add a tensor, and return its name."""
+        name = next(
+            each for i in itertools.count(len(self.tensors)) if (each := f"size.{i}") not in self.tensors
+        )
+        self.tensors[name] = tensor
+        return name
+
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype = I32,
+        **options: object,
+    ) -> str:
+        """Write an operator once, and return its result."""
+        key = (kind, *inputs, *shape, dtype, *options.values())
+        if key not in self._written:
+            self._written[key] = self.tensor(TfLiteTensor(tuple(shape), dtype))
+            self.nodes.append(TfLiteNode(kind, tuple(inputs), (self._written[key],), options))
+        return self._written[key]
+
+    def vector(self, numbers: Sequence[int]) -> str:
+        """Return these numbers in one dimension. Raises `UnknownSizeError`."""
+        if self.any_size:
+            return self.constant(list(map(int, numbers)))
+        runs = itertools.groupby(numbers, lambda number: isinstance(number, DynamicSize))
+        parts = list[str]()
+        for is_dynamic, run in runs:
+            parts += [self._number(each) for each in run] if is_dynamic else [self.constant(list(run))]
+        return parts[0] if len(parts) == 1 else self.op("CONCATENATION", parts, (len(numbers),), axis=0)
+
+    def has(self, number: int) -> bool:
+        """Return whether an earlier value has this size."""
+        return isinstance(number, DynamicSize) and number.values in self._sources
+
+    def like(self, constant: TfLiteTensor, numbers: Sequence[int]) -> str:
+        """Return these numbers in the shape and the type of a constant. Raises `UnknownSizeError`."""
+        shape = constant.shape
+        value = self.vector(numbers) if shape else self._scalar(numbers[0])
+        if len(shape) > 1:
+            value = self.op("RESHAPE", [value, self.constant(shape)], shape)
+        return value if constant.dtype == I32 else self.op("CAST", [value], shape, constant.dtype)
+
+    def _scalar(self, number: int) -> str:
+        """Return a number without dimensions."""
+        ends = [self.constant([end]) for end in (0, 1, 1)]
+        return self.op("STRIDED_SLICE", [self.vector([number]), *ends], (), shrinkAxisMask=1)
+
+    def _number(self, number: int) -> str:
+        assert isinstance(number, DynamicSize)
+        formula, columns = self._formula(number.values)
+        factors = [self._size(*self._sources[columns[place]]) for place in formula.of]
+        if formula.factor != 1:
+            factors.append(self.constant([formula.factor]))
+        value = factors[0]
+        for factor in factors[1:]:
+            value = self.op("MUL", [value, factor], (1,))
+        if formula.offset:
+            pair = self.op("CONCATENATION", [value, self.constant([formula.offset])], (2,), axis=0)
+            value = self.op("SUM", [pair, self.constant([0])], (1,), keepDims=True)
+        if formula.divisor != 1:
+            value = self.op("FLOOR_DIV", [value, self.constant([formula.divisor])], (1,))
+        return value
+
+    def _formula(self, values: tuple[int, ...]) -> tuple[Formula, list[tuple[int, ...]]]:
+        """Return how a number is computed from sizes, and these: without a division if possible."""
+        known = (self._inputs, list(self._sources))
+        found = [(formula, each) for each in known if (formula := fit_formula(values, each)) is not None]
+        if not found:
+            number = " | ".join(map(str, values))
+            raise UnknownSizeError(
+                f"the number {number}, which depends on a dynamic size in a way that we cannot express"
+            )
+        return next((each for each in found if each[0].divisor == 1), found[0])
+
+    def _size(self, name: str, dim: int) -> str:
+        rank = len(self.tensors[name].shape)
+        shape = self.op("SHAPE", [name], (rank,), outType=_OUT_TYPE)
+        ends = [self.constant([end]) for end in (dim, dim + 1, 1)]
+        return self.op("STRIDED_SLICE", [shape, *ends], (1,))

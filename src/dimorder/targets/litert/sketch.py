@@ -1,0 +1,74 @@
+"""Write single calls without data at several points, to see whether LiteRT computes them at all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
+from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
+from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteTensor
+from dimorder.targets.litert.integer_writer import LiteRtValue
+from dimorder.targets.litert.writer import LiteRtWriter
+from dimorder.targets.table import Table, View, results, whole
+
+_SMALL = 1024  # elements of a constant from which on only its shape counts
+
+
+class TfLiteSketch(LiteRtWriter):
+    """A graph whose large constants are all zeros."""
+
+    def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
+        shape = tuple(data.shape)
+        tensor = torch.as_tensor(data)
+        if tensor.numel() < _SMALL:
+            return super().constant(data)
+        zeros = torch.zeros((), dtype=tensor.dtype).expand(shape).numpy()
+        name = self._unique("constant")
+        self._tensors[name] = TfLiteTensor(shape, tensor.dtype, zeros)
+        return LiteRtValue(name, shape, tensor.dtype)
+
+
+def unfit_sizes(
+    operators: Table, call: Node, constants: Collection[Node], numbers: Mapping[Node, DynamicCall]
+) -> str | None:
+    """Return why LiteRT does not compute a call at all sizes, or None."""
+    if operators.is_relabel(call):
+        return None
+    read = (numbers[node] for node in (call, *call.all_input_nodes))
+    leaves = pytree.tree_leaves([(each.args, each.kwargs, each.shapes) for each in read])
+    (count,) = {len(leaf.values) for leaf in leaves if isinstance(leaf, DynamicSize)}
+    try:
+        merge_graphs(
+            [_graph(operators, call, constants, numbers, place) for place in range(count)], any_size=True
+        )
+    except NotForAllSizesError as error:
+        return error.found
+    return None
+
+
+def _graph(
+    operators: Table,
+    call: Node,
+    constants: Collection[Node],
+    numbers: Mapping[Node, DynamicCall],
+    place: int,
+) -> TfLiteGraph:
+    """Return the graph of one call at a point."""
+    sketch = TfLiteSketch()
+    operands: dict[Node, View[LiteRtValue] | torch.Tensor] = {}
+    for node in call.all_input_nodes:
+        ((shape, *_), (value, *_)) = numbers[node].at(place).shapes, results(node)
+        if node in constants:
+            operands[node] = torch.zeros((), dtype=value.dtype).expand(shape)
+        else:
+            operands[node] = whole(sketch.input(node.name, shape, value.dtype))
+    made = operators.build(sketch, call, operands.__getitem__, numbers[call].at(place))
+    for i, view in enumerate(made if isinstance(made, list) else [made]):
+        sketch.output(f"output {i}", view.value)
+    return sketch.finish()

@@ -1,0 +1,156 @@
+"""One `.tflite` for ranges of sizes: eager's numbers by all kernels, and what LiteRT derives or computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+pytest.importorskip("ai_edge_litert")
+
+import dimorder
+from dimorder.errors import ContractError
+from dimorder.lowered import Lowered
+from dimorder.targets.litert.runtime import KERNELS, LiteRtProgram
+from dimorder.verification.verify import relative_error
+from tests.sizes.symbols import PICTURES, errors, lower, refusal, sized
+
+LENGTHS = [{"N": n, "T": t} for n, t in ((1, 60), (16, 130), (1, 130), (3, 77), (16, 61))]
+
+
+class Pooled(nn.Module):
+    """Convolutions, a mean over pixels, a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 10, 3, 2, 1)
+        self.head = nn.Linear(10, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.second(self.first(x).relu()).mean((2, 3)))
+        return y
+
+
+class Enlarged(nn.Module):
+    """Resizes and a transposed convolution, concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 5, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).relu()
+        near, between = F.interpolate(y, scale_factor=2), F.interpolate(x, scale_factor=2.0, mode="bilinear")
+        return torch.cat([near, between, self.up(y)], 1)
+
+
+class Attended(nn.Module):
+    """A token before a sequence with positions, and attention over both, in heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 12))
+        self.positions = nn.Parameter(torch.randn(1, 140, 12))
+        self.packed, self.head = nn.Linear(12, 36), nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        x = x + self.positions[:, : x.shape[1]]
+        parts = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in self.packed(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        return self.head(y) / x.shape[1]  # type: ignore[no-any-return]
+
+
+class Cut(nn.Module):
+    """Slices from either end of a sequence, and its steps by twos."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.relu()
+        return y[:, 2:-1] * 2, y[:, -3:].tanh(), y[:, : x.shape[1] - 9, 1:].sigmoid()
+
+
+CASES = {
+    "a picture": (Pooled(), "Nx3xHxW", PICTURES, 1),
+    "enlarged": (Enlarged(), "1x3xHxW", PICTURES[:4], None),
+    "a sequence": (Attended(), "NxTx12", LENGTHS, None),
+    "slices": (Cut(), "NxTx12", LENGTHS, 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kernel_gives_eagers_numbers_at_every_size(name: str) -> None:
+    module, shape, points, delegates = CASES[name]
+    lowered = lower(module.eval(), shape, target="litert")
+    if delegates is not None:
+        assert (lowered.artifact.delegates, lowered.artifact.outside) == (delegates, {})
+    for kernels in KERNELS:
+        program = LiteRtProgram(lowered.artifact.data, lowered.contract, kernels)
+        for sizes in points:
+            x = sized(shape, sizes)
+            spec = lowered.contract.inputs[0]
+            given = x.permute(spec.dim_order.dims) if spec.boundary == "physical" else x
+            with torch.no_grad():
+                wanted = module(x)
+            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+            for got, want in zip(program([given]), wanted, strict=True):
+                assert relative_error(got, want) <= 1e-5, (kernels, sizes)
+
+
+@pytest.fixture(scope="module")
+def pooled() -> Lowered:
+    return lower(Pooled().eval(), "Nx3xHxW", target="litert", input_orders="NHWC")
+
+
+def test_a_loaded_file_takes_the_sizes_of_its_contract(pooled: Lowered, tmp_path: Path) -> None:
+    path = tmp_path / "net.tflite"
+    pooled.save(path)
+    program = dimorder.load(path)
+    for sizes in PICTURES:
+        x = sized("Nx3xHxW", sizes)
+        torch.testing.assert_close(program(x), pooled.run(x))
+    with pytest.raises(ContractError) as refused:
+        program(torch.ones(17, 3, 32, 48))
+    assert str(refused.value).splitlines() == [
+        "input 'x'",
+        "  found: size 17 in dim 0, where N is from 1 to 16",
+        "  fix: pass a size within that range, or lower the program for a wider N",
+    ]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ContractError, match="SHA-256"):
+        dimorder.load(path)
+
+
+def test_inputs_are_resized_only_for_other_sizes(pooled: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, resized = LiteRtProgram(pooled.artifact.data, pooled.contract), []
+    resize = program._resize
+    monkeypatch.setattr(program, "_resize", lambda shapes: (resized.append(shapes), resize(shapes)))
+    for height in (32, 32, 96, 96, 32):
+        program([torch.ones(2, height, 48, 3)])
+    assert [shape[1] for (shape,) in resized] == [32, 96, 32]
+
+
+def test_a_view_with_one_dynamic_size_leaves_it_to_litert() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu().flatten(0, 1).softmax(-1)
+
+    lowered = lower(Rows(), "Nx5x7", target="litert")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    assert max(errors(lowered, Rows(), torch.randn(13, 5, 7))) <= 1e-5
+
+
+def test_indices_that_depend_on_a_size_are_refused_by_name() -> None:
+    class Resized(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.interpolate(x.relu(), scale_factor=1.5)
+
+    dims = ({2: 2 * Dim("H", min=3, max=20)},)
+    first, found, fix = refusal(Resized(), torch.ones(2, 3, 12, 10), dims, target="litert")
+    assert first.startswith("aten.") and "depends on a dynamic size" in found
+    assert fix.startswith("  fix: ")
