@@ -18,7 +18,7 @@ pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.targets.litert.file import operators
-from tests.targets.quantised import INT16, Between, Net, by_xnnpack, by_xnnpack_dynamically
+from tests.targets.quantised import INT16, Between, Net, by_xnnpack
 
 X = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
 
@@ -61,7 +61,6 @@ class NarrowIntegers(nn.Module):
 REFUSED: dict[str, tuple[nn.Module, str]] = {
     "int16": (OfSixteenBits(torch.relu, (0.01, 0)), "integers from -32767 to 32767; LiteRT has those of 8"),
     "a narrow range": (NarrowIntegers(), "integers from -127 to 127; LiteRT has those of 8 bits"),
-    "dynamic": (by_xnnpack_dynamically(nn.Linear(14, 5), X), "LiteRT has no dimorder.fake_quantize_dynamic"),
 }
 
 
