@@ -154,3 +154,48 @@ def test_indices_that_depend_on_a_size_are_refused_by_name() -> None:
     first, found, fix = refusal(Resized(), torch.ones(2, 3, 12, 10), dims, target="litert")
     assert first.startswith("aten.") and "depends on a dynamic size" in found
     assert fix.startswith("  fix: ")
+
+
+def test_a_network_of_float16_has_dynamic_sizes_too() -> None:
+    network, x = Pooled().eval().half(), torch.randn(4, 3, 9, 11).half()
+    dims = ({0: Dim("N", min=1, max=9), 2: Dim("H", min=5, max=40)},)
+    lowered = dimorder.lower(network, (x,), target="litert", dynamic_shapes=dims)
+    for rows, height in ((1, 5), (9, 40), (2, 17)):
+        y = torch.randn(rows, 3, height, 11).half()
+        with torch.no_grad():
+            assert relative_error(lowered.run(y), network(y)) <= 2e-3
+
+
+class Lengthened(nn.Module):
+    """Zeros after a sequence, as many as a multiple of its length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x.sin(), (0, 2 * x.shape[1])) * 2
+
+
+def test_padding_by_a_dynamic_amount_is_computed() -> None:
+    network, dims = Lengthened(), ({1: Dim("T", min=2, max=20)},)
+    lowered = dimorder.lower(network, (torch.randn(3, 5, 7),), target="litert", dynamic_shapes=dims)
+    for length in (2, 3, 20):
+        assert max(errors(lowered, network, torch.randn(3, length, 7))) <= 1e-6
+    assert lowered.artifact.outside["PAD"] == 1
+
+
+class Halved(nn.Module):
+    """Windows of stride 2 and padding 1, which end elsewhere at even sizes than at odd ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 5, 2, 2, groups=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(self.first(x), 3, 2, 1)
+        return self.second(y) + F.avg_pool2d(y, 3, 2, 1)
+
+
+def test_strided_windows_end_where_they_should_at_even_and_odd_sizes() -> None:
+    network, dims = Halved().eval(), ({2: Dim("H", min=9, max=70), 3: Dim("W", min=10, max=61)},)
+    lowered = dimorder.lower(network, (torch.randn(2, 3, 17, 19),), target="litert", dynamic_shapes=dims)
+    for height in range(9, 71, 7):
+        for width in (10, 11, 30, 61):
+            assert max(errors(lowered, network, torch.randn(2, 3, height, width))) <= 1e-6

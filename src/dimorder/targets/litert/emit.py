@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, seal
 from dimorder.errors import UnsupportedError
 from dimorder.graph import dynamic_sizes
+from dimorder.graph.nodes import tensors_in
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, How, fuse_quantized
@@ -95,7 +96,9 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
 
 def _graph_for_ranges(program: ExportedProgram, contract: Contract, operators: Table) -> TfLiteGraph:
     """Return one graph for all sizes, from those at a few points."""
-    graphs = [_graph(each, contract, operators)[0] for each in specialize_each(program)]
+    programs = specialize_each(program)
+    pairs = zip(programs, _varying(programs), strict=True)
+    graphs = [_graph(each, contract, operators, sizes)[0] for each, sizes in pairs]
     try:
         return merge_graphs(graphs)
     except NotForAllSizesError as error:
@@ -104,17 +107,35 @@ def _graph_for_ranges(program: ExportedProgram, contract: Contract, operators: T
         raise UnsupportedError(place, error.found, dynamic_sizes.FIX) from error
 
 
+def _varying(programs: Sequence[ExportedProgram]) -> list[set[int]]:
+    """Return for each program at a point the values there of the sizes that are others elsewhere."""
+    shapes = [
+        [
+            size
+            for node in each.graph.nodes
+            for value in tensors_in(node.meta.get("val"))
+            for size in value.shape
+        ]
+        for each in programs
+    ]
+    columns = [sizes for sizes in zip(*shapes, strict=True) if len(set(sizes)) > 1]
+    return [{sizes[place] for sizes in columns} for place in range(len(programs))]
+
+
 def _graph(
-    program: ExportedProgram, contract: Contract, operators: Table
+    program: ExportedProgram, contract: Contract, operators: Table, varying: Collection[int] = ()
 ) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
-    """Return the graph of a program with fixed sizes, and the integers of its quantize nodes."""
+    """Return the graph of a program with fixed sizes, and the integers of its quantize nodes.
+
+    `varying` are the sizes that are dynamic in what it is merged into.
+    """
     signature, fused = read_signature(program), fused_program(program, operators)
     count = len(signature.state)
     inputs, outputs = signature.inputs[count:], signature.outputs[count:]
     for node in inputs:
         if reason := unfit_input(node.meta["val"]):
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
-    writer, values = LiteRtWriter(), dict[Node, Any](signature.constants)
+    writer, values = LiteRtWriter(varying), dict[Node, Any](signature.constants)
     for node, (name, initial) in zip(signature.inputs, signature.state.items(), strict=False):
         with blamed(f"buffer {name!r}", BOUNDARY_FIX):
             values[node] = whole(writer.variable(name, initial))

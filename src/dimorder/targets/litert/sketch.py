@@ -42,10 +42,15 @@ def unfit_sizes(
         return None
     read = (numbers[node] for node in (call, *call.all_input_nodes))
     leaves = pytree.tree_leaves([(each.args, each.kwargs, each.shapes) for each in read])
-    (count,) = {len(leaf.values) for leaf in leaves if isinstance(leaf, DynamicSize)}
+    dynamic = [leaf for leaf in leaves if isinstance(leaf, DynamicSize)]
+    (count,) = {len(size.values) for size in dynamic}
     try:
         merge_graphs(
-            [_graph(operators, call, constants, numbers, place) for place in range(count)], any_size=True
+            [
+                _graph(operators, call, constants, numbers, place, {size.values[place] for size in dynamic})
+                for place in range(count)
+            ],
+            any_size=True,
         )
     except NotForAllSizesError as error:
         return error.found
@@ -58,9 +63,10 @@ def _graph(
     constants: Collection[Node],
     numbers: Mapping[Node, DynamicCall],
     place: int,
+    varying: Collection[int],
 ) -> TfLiteGraph:
-    """Return the graph of one call at a point."""
-    sketch = TfLiteSketch()
+    """Return the graph of one call at a point, where the dynamic sizes have the values `varying`."""
+    sketch = TfLiteSketch(varying)
     operands: dict[Node, View[LiteRtValue] | torch.Tensor] = {}
     for node in call.all_input_nodes:
         ((shape, *_), (value, *_)) = numbers[node].at(place).shapes, results(node)

@@ -73,15 +73,23 @@ def _padded(
     """Return LiteRT's scheme for paddings (before and after each dimension), and the input it applies to."""
     if not any(padding):
         return VALID, x
-    if _is_same(x.shape[1:-1], window, stride, padding, shape[1:-1]):
+    if _is_same(w, x.shape[1:-1], window, stride, padding, shape[1:-1]):
         return SAME, x
     return VALID, pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
 
 
 def _is_same(
-    sizes: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], out: Any
+    w: LiteRtWriter,
+    sizes: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    out: Any,
 ) -> bool:
+    """Return whether LiteRT's own scheme pads as the operator does, at a dynamic size too."""
     for d, (size, extent, step) in enumerate(zip(sizes, window, stride, strict=True)):
+        if step > 1 and size in w.varying:  # the scheme pads an even size otherwise than an odd one
+            return False
         needed = max((out[d] - 1) * step + extent - size, 0)
         if out[d] != -(-size // step) or padding[2 * d] != needed // 2:
             return False  # what lies behind the last window does not count
@@ -192,8 +200,8 @@ def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     padded with 0.
     """
     x = w.dense(a.x)
-    padding = pool_padding(x.shape, a)
-    if _is_same(x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+    padding = _pool_padding(w, x.shape, a)
+    if _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
         pass
     elif x.of is not None and x.of.zero_point == x.of.low:
         x, padding = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0)), (0, 0, 0, 0)
@@ -213,7 +221,7 @@ def _check_max_pool(a: Arguments) -> str | None:
 def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a mean over windows of the padded input; other divisors are factors."""
     x = w.dense(a.x)
-    padding = pool_padding(x.shape, a)
+    padding = _pool_padding(w, x.shape, a)
     y = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
     if w.in_integers is not None:
         return _integer_mean(w, y, a)
@@ -258,6 +266,13 @@ def pool_factors(a: Arguments, shape: Sequence[int], padding: Sequence[int]) -> 
     counted = dimorder.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
     factors: Tensor = dimorder.avg_pool2d_nhwc(ones, *window) / counted
     return None if torch.equal(factors, torch.ones_like(factors)) else factors
+
+
+def _pool_padding(w: LiteRtWriter, shape: Sequence[int], a: Arguments) -> tuple[int, ...]:
+    """Return the padding before and after each dimension, the same one for all values of a dynamic size."""
+    found = pool_padding(shape, a)
+    is_dynamic = not a.ceil_mode and not set(shape[1:3]).isdisjoint(w.varying)
+    return tuple(a.padding[d // 2] for d in range(len(found))) if is_dynamic else found
 
 
 def pool_padding(shape: Sequence[int], a: Arguments) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -37,13 +37,15 @@ _BROADCAST_RANKS: Mapping[str, int] = MappingProxyType(
 class LiteRtWriter(TfLiteIntegerWriter):
     """Builds one graph; `finish` returns it. Operators that no output needs are left out.
 
-    `hint` is the name of the next operators' results.
+    `hint` is the name of the next operators' results. `varying` are the values of the dynamic sizes, if the
+    graph is one of several that are merged.
     """
 
     MAX_RANK = MAX_RANK
 
-    def __init__(self) -> None:
+    def __init__(self, varying: Collection[int] = ()) -> None:
         super().__init__()
+        self.varying = varying
         self.computes_floats: set[str] = set()  # the hints of the operators that do
         self._nodes: list[TfLiteNode] = []
         self._inputs: dict[str, str] = {}
