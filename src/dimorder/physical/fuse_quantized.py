@@ -8,6 +8,7 @@ Every other operator that the target computes is a float island. The program its
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -229,7 +230,7 @@ class _Fuser:
             self.found[reader] = Annotation(How.IN_ISLAND)
 
     def _annotation(self, node: Node, rule: FoundKernel) -> Annotation | None:
-        if node.target is aten._to_copy.default:
+        if node.target in (aten._to_copy.default, operator.getitem):
             return None
         if node.target is DEQUANTIZE:
             return Annotation(How.DEQUANTIZED, _type_of(node))

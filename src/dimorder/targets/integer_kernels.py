@@ -53,6 +53,8 @@ def operand_integers(numbers: Tensor, integers: Integers | None) -> Integers | N
 
 def operand_type(constant: Tensor) -> IntegerType | None:
     """Return what the integers of a constant operand stand for, or None if no kernel reads it."""
+    if not constant.is_floating_point():
+        return None
     integers = operand_integers(constant, integers_of(constant))
     return None if integers is None else type_of(integers)
 

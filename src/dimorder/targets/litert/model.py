@@ -315,7 +315,7 @@ _MOVED: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "SLICE": lambda n, x, starts, sizes: arithmetic.cut(x, starts.tolist(), sizes.tolist()),
         "STRIDED_SLICE": _strided,
         "CONCATENATION": lambda n, *x: torch.cat(x, n.options["axis"]),
-        "GATHER": lambda n, x, at: x.index_select(n.options["axis"], at),
+        "GATHER": lambda n, x, at: x[(slice(None),) * n.options["axis"] + (at.long(),)],
         "REVERSE_V2": lambda n, x, dims: x.flip(dims.tolist()),
         "TILE": lambda n, x, multiples: x.repeat(multiples.tolist()),
     }
