@@ -16,7 +16,7 @@ INFO = TargetInfo(
     begins=(4, b"TFL3"),
     recipes={
         "int8": "weights and activations of 8 bits, with scales from a calibration",
-        "int8-dynamic": "weights of 8 bits, and linears whose rows are quantised as the program runs",
+        "int8-dynamic": "the same, with the scales of activations found as the program runs",
     },
     options={"kernels": "what runs a file here: xnnpack (default), builtin or reference"},
 )
