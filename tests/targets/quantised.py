@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack.target import TARGET as XNNPACK
+from dimorder.verification import xnnpack_roundings
 
 # What the plan of a quantised network is held to: integers have no products with a matrix for each head.
 NOT_BY_HEADS = replace(XNNPACK, capabilities=replace(XNNPACK.capabilities, heads=None))
@@ -22,6 +24,13 @@ Integers = tuple[int, int, torch.dtype]
 def quantised(x: Tensor, scale: float, zero_point: int, of: Integers = INT8) -> Tensor:
     """The numbers that integers of that scale and zero point stand for, nearest to these."""
     return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *of), scale, zero_point, *of)
+
+
+def round_all_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model of dynamically quantised rows have one scale for all of them, which no runtime has."""
+    integers = xnnpack_roundings.DynamicIntegers
+    of = integers.of
+    monkeypatch.setattr(integers, "of", staticmethod(lambda x, nonbatch: of(x, x.dim())))
 
 
 class Between(nn.Module):

@@ -32,8 +32,7 @@ from torchao.quantization.granularity import PerAxis, PerGroup
 
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.dialect import OPS, dynamic_type
-from dimorder.verification import xnnpack_roundings
-from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
+from tests.targets.quantised import by_torchao, by_xnnpack_dynamically, round_all_rows_alike
 
 SUM = 2e-6  # relative to the largest result: what float32 rounds
 LEVELS = (-128, 127)
@@ -285,9 +284,7 @@ def test_a_product_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
     """As it would be if XNNPACK's rows were others, or its zero points."""
     x = r(5, 13) * torch.tensor([1.0, 2, 3, 4, 50]).reshape(5, 1)
     quantised = by_xnnpack_dynamically(seeded(nn.Linear, 13, 7), x)
-    integers = xnnpack_roundings.DynamicIntegers
-    of = integers.of
-    monkeypatch.setattr(integers, "of", staticmethod(lambda x, nonbatch: of(x, x.dim())))
+    round_all_rows_alike(monkeypatch)
     with pytest.raises(VerificationError, match="of dynamically quantised integers"):
         lowered(quantised, x)
 

@@ -92,30 +92,13 @@ def _batch_norm(
         return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)[0]
     rest = torch.rsqrt(variance + eps)
     scale = rest if weight is None else rest * weight
-    shape = [-1, *[1] * (x.dim() - 2)]
-    y = (x - mean.reshape(shape)) * scale.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
+    return _scaled(x - mean.reshape([-1, *[1] * (x.dim() - 2)]), scale, bias)
 
 
 # -- lengths and distances
 
 
-def _length(x: Tensor, power: float, dims: list[int], keepdim: bool) -> Tensor:
-    size = x.abs()
-    if power == math.inf:
-        return size.amax(dims, keepdim)
-    if power == -math.inf:
-        return size.amin(dims, keepdim)
-    if power == 0:
-        return (x != 0).to(x.dtype).sum(dims, keepdim)
-    if power == 1:
-        return size.sum(dims, keepdim)
-    if power == 2:
-        return torch.sqrt((x * x).sum(dims, keepdim))
-    return torch.pow(torch.pow(size, power).sum(dims, keepdim), 1 / power)
-
-
-def _vector_norm(
+def _length_of_number(
     x: Tensor,
     power: float = 2,
     dim: Sequence[int] | None = None,
@@ -123,15 +106,14 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    if x.dtype != torch.float32 or dtype not in (None, x.dtype):
+    """Write the length of a number as that of a row: `ops.moments` spells all others."""
+    if x.dim() or x.dtype != torch.float32 or dtype not in (None, x.dtype):
         return NotImplemented
-    if not x.dim():
-        x, dim, keepdim = x.reshape(1), [0], False
-    return _length(x, power, list(range(x.dim())) if not dim else list(dim), keepdim)
+    return torch.linalg.vector_norm(x.reshape(1), power)
 
 
 def _dist(x: Tensor, y: Tensor, p: float = 2) -> Any:
-    return _vector_norm(x - y, p) if x.dtype == y.dtype == torch.float32 else NotImplemented
+    return torch.linalg.vector_norm(x - y, p) if x.dtype == y.dtype == torch.float32 else NotImplemented
 
 
 MOST_DIFFERENCES = 1 << 26  # of a distance between all pairs; a larger one stays
@@ -140,7 +122,7 @@ MOST_DIFFERENCES = 1 << 26  # of a distance between all pairs; a larger one stay
 def _cdist(x: Tensor, y: Tensor, p: float, mode: int | None) -> Any:
     if x.shape[-2] * y.shape[-2] * x.numel() // x.shape[-2] > MOST_DIFFERENCES:
         return NotImplemented
-    return _length(x.unsqueeze(-2) - y.unsqueeze(-3), p, [-1], False)
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
 def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -241,7 +223,7 @@ NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten._native_batch_norm_legit.no_stats: _batch_norm_of_batch,
         aten.native_batch_norm.default: _native_batch_norm,
         aten.batch_norm.default: _batch_norm,
-        aten.linalg_vector_norm.default: _vector_norm,
+        aten.linalg_vector_norm.default: _length_of_number,
         aten.dist.default: _dist,
         aten._cdist_forward.default: _cdist,
         aten.native_dropout_backward.default: _dropout_backward,

@@ -27,28 +27,23 @@ def _of_number(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, torch.zeros((), dtype=torch.int64)
 
 
-def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
+def _moved_to_last(function: Callable[[Tensor], Any], x: Tensor, dim: int) -> Any:
+    """Call a function of rows along a dimension other than the last one, which targets have themselves."""
     if not x.dim():
         return _of_number(x)
-    if dim % x.dim() == x.dim() - 1:
-        return NotImplemented
-    return _along_rows(lambda y: torch.sort(y, -1, descending), x, dim)
+    return NotImplemented if dim % x.dim() == x.dim() - 1 else _along_rows(function, x, dim)
+
+
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
+    return _moved_to_last(lambda y: torch.sort(y, -1, descending), x, dim)
 
 
 def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    if not x.dim():
-        return _of_number(x)
-    if dim % x.dim() == x.dim() - 1:
-        return NotImplemented
-    return _along_rows(lambda y: torch.sort(y, dim=-1, descending=descending, stable=True), x, dim)
+    return _moved_to_last(lambda y: torch.sort(y, dim=-1, descending=descending, stable=True), x, dim)
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    if not x.dim():
-        return _of_number(x)
-    if dim % x.dim() == x.dim() - 1:
-        return NotImplemented
-    return _along_rows(lambda y: torch.topk(y, k, -1, largest), x, dim)
+    return _moved_to_last(lambda y: torch.topk(y, k, -1, largest), x, dim)
 
 
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:

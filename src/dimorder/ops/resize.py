@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Graph
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of
@@ -134,6 +135,14 @@ _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilin
 _MATMULS = (aten.matmul.default, aten._to_copy.default)
 _BY_MATMULS = Implementation("by matmul", FORM, _by_matmuls, _MATMULS, _is_float32_or_less)
 RESIZED_BY_MATMUL = frozenset(_SIZED)  # the resizes that may run as matmuls
+
+
+def resizes_to(sizes: Collection[int], graph: Graph) -> bool:
+    """Return whether a resize that may run as a matmul gives one of these sizes."""
+    resized = (node for node in graph.nodes if node.target in RESIZED_BY_MATMUL)
+    return any(size in sizes for node in resized for size in shape_of(node)[2:])
+
+
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 

@@ -22,7 +22,7 @@ from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
 from dimorder.graph.exported import keep_names, replace_parts
 from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.symbolic_program import SymbolicProgram
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,31 @@ class Specialization:
 
 def specialize(program: ExportedProgram) -> Specialization:
     """Return a program with dynamic sizes at one point, chosen so that few sizes are equal by chance."""
-    environments, table = _points_of(program)
-    fixed, calls = _fix_sizes(program, _SizesAtPoints(environments))
-    return Specialization(fixed, calls, table)
+    symbolic = _symbolic(program)
+    points = symbolic.specialization_points()
+    fixed, calls = _fix_sizes(program, _SizesAtPoints([_environment(symbolic, each) for each in points]))
+    return Specialization(fixed, calls, symbolic.table(points))
 
 
 def specialize_each(program: ExportedProgram) -> list[ExportedProgram]:
     """Return a program with dynamic sizes at each of a few points."""
-    return [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in _points_of(program)[0]]
+    symbolic = _symbolic(program)
+    environments = (_environment(symbolic, point) for point in symbolic.specialization_points())
+    return [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in environments]
 
 
-def _points_of(program: ExportedProgram) -> tuple[list[dict[Any, Any]], SizeTable]:
-    """Return the values of torch's symbols at a few points, and the table of the program's sizes there."""
+def _symbolic(program: ExportedProgram) -> SymbolicProgram:
     roots = {str(root): root for root in program.range_constraints}
     symbols = tuple(
         Symbol(str(root), int(ends.lower), int(ends.upper))
         for root, ends in program.range_constraints.items()
     )
-    symbolic = SymbolicProgram(program, (), symbols, roots)
-    points = symbolic.specialization_points()
-    environments = [{roots[name]: sympy.Integer(size) for name, size in point.items()} for point in points]
-    return environments, symbolic.table(points)
+    return SymbolicProgram(program, (), symbols, roots)
+
+
+def _environment(symbolic: SymbolicProgram, point: Point) -> dict[Any, Any]:
+    """Return the values of torch's symbols at a point."""
+    return {symbolic.roots[name]: sympy.Integer(size) for name, size in point.items()}
 
 
 def _fix_sizes(

@@ -24,8 +24,7 @@ from torchao.quantization.granularity import PerGroup
 from dimorder.ops.dialect import OPS
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.runtime import KERNELS, LiteRtProgram
-from dimorder.verification import xnnpack_roundings
-from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
+from tests.targets.quantised import by_torchao, by_xnnpack_dynamically, round_all_rows_alike
 from tests.zoo.network import perturb
 
 SUM = 2e-6  # of the largest result: what float32 rounds
@@ -119,8 +118,6 @@ def test_what_quantises_no_rows_is_an_island_of_floats(name: str) -> None:
 def test_rows_that_are_rounded_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(5, 24) * torch.tensor([1.0, 2, 3, 4, 50]).reshape(5, 1)
     quantised = by_xnnpack_dynamically(seeded(nn.Linear, 24, 7), x)
-    integers = xnnpack_roundings.DynamicIntegers
-    of = integers.of
-    monkeypatch.setattr(integers, "of", staticmethod(lambda x, nonbatch: of(x, x.dim())))
+    round_all_rows_alike(monkeypatch)
     with pytest.raises(VerificationError, match="of dynamically quantised integers"):
         dimorder.lower(quantised, (x,), target="litert")

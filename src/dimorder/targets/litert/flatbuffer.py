@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -109,7 +110,7 @@ class TfLiteGraph:
     outputs: Mapping[str, str]
     first: TfLiteGraph | None = None
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The tensors that are inputs or outputs, or used by an operator."""
         ends = [*self.inputs.values(), *self.outputs.values()]

@@ -18,7 +18,7 @@ from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
-from dimorder.ops.resize import RESIZED_BY_MATMUL
+from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
@@ -41,7 +41,7 @@ from dimorder.targets.litert.runtime import (
 )
 from dimorder.targets.litert.sketch import unfit_sizes
 from dimorder.targets.litert.spatial import PART_TAPS
-from dimorder.targets.table import Table, results
+from dimorder.targets.table import Table
 from dimorder.verification.verify import Run
 
 
@@ -127,8 +127,7 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
 
     The matrices of a resize are constants of fixed sizes.
     """
-    resized = (node for node in graph.nodes if node.target in RESIZED_BY_MATMUL)
-    if all(varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
+    if not resizes_to(varying, graph):
         return capabilities
     implementations = tuple(names - _RESIZED_BY_MATMUL for names in capabilities.implementations)
     return replace(capabilities, implementations=implementations)

@@ -20,7 +20,7 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
-from dimorder.ops.resize import RESIZED_BY_MATMUL
+from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
@@ -133,10 +133,7 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
     XNNPACK resizes only to fixed ones.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    resized = (node for node in calls if node.target in RESIZED_BY_MATMUL)
-    missing: frozenset[str] = frozenset()
-    if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
-        missing = _RESIZED_BY_MATMUL
+    missing = _RESIZED_BY_MATMUL if resizes_to(varying, graph) else frozenset[str]()
     convolved = [node for node in calls if node.target is aten.convolution.default]
     if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
         missing |= {_IN_PHASES}
