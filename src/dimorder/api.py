@@ -120,8 +120,8 @@ def lower(
             "bytes" moved by conversions, and the "count" of conversions. Target xnnpack also has "time" in
             nanoseconds, and an ethos-u "cycles": several plans are emitted, and the one with the fewest
             cycles by Vela is kept.
-        dynamic_shapes: the dynamic sizes, as in torch.export, on targets torch, inductor and xnnpack. One
-            program then serves their ranges, and its plan is proven for the ranges if that is possible.
+        dynamic_shapes: the dynamic sizes, as in torch.export, on targets torch, inductor, xnnpack and litert.
+            One program then serves their ranges, and its plan is proven for the ranges if that is possible.
         cost_at: a size for each dynamic size. The plan is proven for these sizes if it cannot be proven for
             the ranges. The default is the middle of each range.
         run_artifact: whether the artifact is run and compared. The default is to run it unless the target's

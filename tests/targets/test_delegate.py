@@ -16,7 +16,7 @@ pytest.importorskip("executorch")
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 import dimorder
-from dimorder.targets.delegate import calls_delegates_alone, delegate_program, lowered
+from dimorder.targets.delegate import calls_delegates_alone, delegate_program, make_delegate
 from dimorder.targets.program_io import empty
 
 X = torch.empty(6, 3, 5, 7)
@@ -58,7 +58,7 @@ def text(program: ExportedProgram) -> list[tuple[str, str, Any]]:
 
 
 def test_a_program_of_delegates_is_what_torch_export_gives() -> None:
-    module = calling(lowered("XnnpackBackend", [X], [PLAIN, NHWC.long()], b"bytes"), 2)
+    module = calling(make_delegate("XnnpackBackend", [X], [PLAIN, NHWC.long()], b"bytes"), 2)
     assert calls_delegates_alone(module)
     program, wanted = delegate_program(module, (X,)), torch.export.export(module, (X,))
     assert text(program) == text(wanted)
@@ -77,7 +77,7 @@ def test_so_is_one_of_dynamic_sizes() -> None:
     symbolic = torch.export.export(torch.nn.ReLU(), (X,), dynamic_shapes=(dims,))
     (value,) = (node.meta["val"] for node in symbolic.graph.find_nodes(op="placeholder"))
     shapes = [[lambda sizes: sizes[0], 4, lambda sizes: (sizes[2] + 1) // 2, 7]]
-    module = calling(lowered("XnnpackBackend", [value], [NHWC], b"bytes", shapes=shapes), 1)
+    module = calling(make_delegate("XnnpackBackend", [value], [NHWC], b"bytes", shapes=shapes), 1)
     program = delegate_program(module, (X,), [value], symbolic.range_constraints)
     assert text(program) == text(torch.export.export(module, (X,), dynamic_shapes=(dims,)))
     (delegate,) = (each for each in program.graph_module.children())
@@ -86,7 +86,7 @@ def test_so_is_one_of_dynamic_sizes() -> None:
 
 
 def test_a_graph_of_other_calls_is_left_to_torch_export() -> None:
-    module = calling(lowered("XnnpackBackend", [X], [PLAIN], b"bytes"), 1)
+    module = calling(make_delegate("XnnpackBackend", [X], [PLAIN], b"bytes"), 1)
     module.graph.output_node().args = ((*module.graph.output_node().args[0], next(iter(module.graph.nodes))),)  # type: ignore[misc]
     assert not calls_delegates_alone(module)
 

@@ -37,7 +37,7 @@ class Branches:
     def __str__(self) -> str:
         return "cond"
 
-    def written(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
+    def write_call(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
         """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`."""
         count = len(list(root.children())) // 2
         names = f"true_graph_{count}", f"false_graph_{count}"

@@ -55,7 +55,7 @@ def decompose(
     for node in program.graph.nodes:
         body = None if node.target in kept else table.get(node.target)
         if isinstance(node.target, Branches):
-            copies[node] = node.target.written(root, graph, [copies[each] for each in node.args])
+            copies[node] = node.target.write_call(root, graph, [copies[each] for each in node.args])
             copy_meta(copies[node], node)
         elif body is None:
             copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -36,7 +36,7 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 SizeFormula = Callable[[Any], Any]
 
 
-def lowered(
+def make_delegate(
     backend: str,
     reads: Sequence[Tensor],
     gives: Sequence[Tensor],
@@ -110,7 +110,7 @@ def _without_data(mode: FakeTensorMode, value: Tensor) -> Tensor:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
-def written(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegates: bool = False) -> bytes:
+def write_pte(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegates: bool = False) -> bytes:
     """Return the .pte of a program in edge dialect; `texts` become methods that return them.
 
     Calls of delegates are edge dialect already, so `to_edge`, which takes half a second, is skipped.

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import constant_methods, seal
-from dimorder.targets.delegate import TO_NHWC, delegate_program, lowered, written
+from dimorder.targets.delegate import TO_NHWC, delegate_program, make_delegate, write_pte
 from dimorder.targets.ethos_u.vela import Compiled
 from dimorder.targets.program_io import empty
 
@@ -24,12 +24,12 @@ def pack_pte(compiled: Compiled, contract: Contract) -> bytes:
     """
     reads, gives = ([_example(spec) for spec in specs] for specs in (contract.inputs, contract.outputs))
     root, graph = torch.nn.Module(), Graph()
-    root.add_module("npu", lowered(BACKEND, reads, gives, compiled.stream, options=compiled.options))
+    root.add_module("npu", make_delegate(BACKEND, reads, gives, compiled.stream, options=compiled.options))
     inputs = tuple(graph.placeholder(f"input_{i}") for i in range(len(reads)))
     results = graph.call_module("npu", inputs)
     graph.output(tuple(graph.call_function(operator.getitem, (results, i)) for i in range(len(gives))))
     outer = delegate_program(GraphModule(root, graph), reads)
-    return seal(written(outer, constant_methods(contract)))
+    return seal(write_pte(outer, constant_methods(contract)))
 
 
 def _example(spec: TensorSpec) -> Tensor:

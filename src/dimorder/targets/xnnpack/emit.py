@@ -28,7 +28,7 @@ from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialization import specialize
-from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, written
+from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, write_pte
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.exact import exact_run
@@ -142,7 +142,7 @@ def _file(
     if calls_delegates_alone(module):
         sizes = () if table is None else (plan.tensors(plan.inputs, table), table.ranges)
         outer = delegate_program(module, examples, *sizes)
-        return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
+        return write_pte(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
     try:
         # torch defers comparisons of sizes to the runtime; what it cannot defer, it refuses or trips over.
         outer = torch.export.export(
@@ -153,7 +153,7 @@ def _file(
         raise UnsupportedError("the operators around the delegates", found, FIX) from error
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
-    return written(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
+    return write_pte(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
 
 
 # The finished file
@@ -168,7 +168,7 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
         # A program in core ATen is not decomposed, since that would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        return written(
+        return write_pte(
             turn_inputs_into_buffers(_generate_edge_program(EDGE, outer), plan.state),
             texts,
             keep_delegates=True,

@@ -20,7 +20,7 @@ from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizeWriter
-from dimorder.targets.delegate import lowered
+from dimorder.targets.delegate import make_delegate
 from dimorder.targets.program_io import empty
 from dimorder.targets.table import is_getitem
 from dimorder.targets.xnnpack import passes
@@ -136,18 +136,18 @@ class OuterBuilder:
         shapes = result_shapes(name, reads, results, table)
         tensors = self.plan.tensors(delegate.reads, table), self._tensors(delegate.results)
         blob = serialize(delegate.graph)
-        self.root.add_module(name, lowered(BACKEND, *tensors, *blob, shapes=shapes))
+        self.root.add_module(name, make_delegate(BACKEND, *tensors, *blob, shapes=shapes))
 
     def _attach(self, name: str, delegate: Delegate) -> None:
         """Put the delegate of that name into the program."""
         reads, results, graph = self._tensors(delegate.reads), self._tensors(delegate.results), delegate.graph
-        self.root.add_module(name, lowered(BACKEND, reads, results, *serialize(graph)))
+        self.root.add_module(name, make_delegate(BACKEND, reads, results, *serialize(graph)))
         model, outputs = model_of(graph), list(graph.outputs)
         more = [index for index in model.rounded if index not in outputs]
 
         def with_roundings() -> LoweredBackendModule:
             roundings = [torch.empty(graph.values[i].shape, dtype=graph.values[i].dtype) for i in more]
-            return lowered(BACKEND, reads, [*results, *roundings], *serialize(graph, more))
+            return make_delegate(BACKEND, reads, [*results, *roundings], *serialize(graph, more))
 
         nhwc = [*map(self.plan.is_nhwc, delegate.reads)], [*map(self.plan.is_nhwc, delegate.results)]
         rounded = [(outputs + more).index(index) for index in model.rounded]

@@ -36,7 +36,7 @@ def separate_constants(graph: XnnGraph) -> None:
 
     ExecuTorch 1.5.1 frees the named data of a packed value after it has made the runtime (XNNCompiler.cpp,
     getPackedValueIds). With its weights cache on, it frees all named data. The graph's own bytes are in the
-    program, which lives as long as its methods (`delegate.written`).
+    program, which lives as long as its methods (`delegate.write_pte`).
     """
     _name_packed_weights(graph)
     packed = {index for node in graph.nodes for index in packed_by(node)}
