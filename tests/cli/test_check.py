@@ -1,4 +1,4 @@
-"""Decides what `dimorder check` and `dimorder ops --runtime executorch` say, and how they end."""
+"""Test what `dimorder check` and `dimorder ops --runtime executorch` say, and their exit codes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ class Joined(nn.Module):
 
     def forward(self, x, y):
         return torch.cat([x, y], 1).relu()
+
+
+class Turned(nn.Module):
+    """One conversion."""
+
+    def forward(self, x):
+        return x.permute(0, 2, 1) + 1
 
 
 KEYS = {"safe", "boundaries", "fed", "operators", "conversion_count", "bytes", "delegates", "outside"}
@@ -174,3 +181,25 @@ def test_what_is_no_table_of_kernels_is_refused(content, words, tmp_path, capfd)
     if content is not None:
         file.write_text(content)
     assert words in refused(capfd, ["ops", "--runtime", "executorch", "--diff", file], 2)
+
+
+def test_a_budget_of_conversions_holds_for_each_of_several_files(files, tmp_path, capfd):
+    program = torch.export.export(Turned(), (torch.randn(2, 3, 5),))
+    turned, safe = tmp_path / "turned.pte", str(files / "safe.pte")
+    turned.write_bytes(stock("portable")(program))
+    assert main(["check", str(turned), "--max-conversions", "1"]) == 0
+    assert "budget" not in capfd.readouterr().out
+    assert main(["check", safe, str(turned), "--max-conversions", "0", "--json"]) == 1
+    assert {name: one["conversion_count"] for name, one in json.loads(capfd.readouterr().out).items()} == {
+        safe: 0,
+        str(turned): 1,
+    }
+    assert main(["check", safe, str(turned), "--max-conversions", "0"]) == 1
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == safe and said[-1] == "budget   1 conversions, at most 0 allowed"
+
+
+def test_a_budget_for_a_network_or_below_zero_is_refused(files, capfd):
+    network, safe = f"{HERE}:Joined", str(files / "safe.pte")
+    assert "dimorder plan counts" in refused(capfd, ["check", network, *TWO, "--max-conversions", "0"], 2)
+    assert "give 0 or more" in refused(capfd, ["check", safe, "--max-conversions", "-1"], 2)

@@ -24,6 +24,7 @@ EXAMPLES = """\
   dimorder check net.tosa --json > net.json
   dimorder check net.tflite
   dimorder check anybodys.pte
+  dimorder check models/*.pte models/*.tflite --max-conversions 2
   dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
 
 For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown.
@@ -31,7 +32,10 @@ The exit code is 1 if one is wrong or refused. The layout conversions in a .pte 
 that they move: transposes inside XNNPACK delegates, and permutes and copies into another order outside.
 
 The operators of a .tosa file are counted in all regions, without constants. A TRANSPOSE moves the bytes of
-its input, or none if it only moves dimensions of size 1."""
+its input, or none if it only moves dimensions of size 1.
+
+With --max-conversions, the exit code is also 1 if a file has more conversions: a budget that holds a
+repository's files, in CI or as a pre-commit hook."""
 
 
 def add_options(parser: CommandParser) -> None:
@@ -39,21 +43,54 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--input-order", metavar="ORDER", help="the order of a network's inputs (default contiguous)"
     )
+    parser.add_argument("more", nargs="*", metavar="FILE", help="more files")
+    parser.add_argument(
+        "--max-conversions",
+        type=int,
+        metavar="N",
+        help="the most layout conversions that a file may have; with more, the exit code is 1",
+    )
     json_option(parser, "the content of the file, or the verdicts")
 
 
 def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
-    progress(f"reading {options.model}")
-    if not options.model.endswith(".pt2") and (":" not in options.model or Path(options.model).exists()):
-        found: Any = _check_file(options.model)
-    else:
-        from dimorder import executorch
+    names, budget = (options.model, *options.more), options.max_conversions
+    if budget is not None and budget < 0:
+        raise UsageError(f"--max-conversions {budget}", "fewer than none", "give 0 or more")
+    found = {name: _check(name, options, progress) for name in names}
+    texts = []
+    for name, one in found.items():
+        over = budget is not None and _count_conversions(name, one) > budget
+        lines = [name] if len(found) > 1 else []
+        texts += [*lines, str(one)]
+        texts += [f"budget   {one.conversion_count} conversions, at most {budget} allowed"] if over else []
+    is_safe = all(getattr(one, "is_safe", True) for one in found.values())
+    fits = budget is None or all(one.conversion_count <= budget for one in found.values())
+    data = {name: one.to_dict() for name, one in found.items()}
+    code = DONE if is_safe and fits else NO
+    return Answer("\n".join(texts), data if len(data) > 1 else data[names[0]], code=code)
 
-        model = models.load_model(options.model, dict(options.arg))
-        args, kwargs = models.example_inputs(model, options.input)
-        progress("exporting")
-        found = executorch.check_program(_export(model, args, kwargs, options.input_order))
-    return Answer(found, found.to_dict(), code=DONE if getattr(found, "is_safe", True) else NO)
+
+def _check(name: str, options: argparse.Namespace, progress: ProgressLine) -> Any:
+    """Return the content of a file, or the verdicts on a network."""
+    progress(f"reading {name}")
+    if not name.endswith(".pt2") and (":" not in name or Path(name).exists()):
+        return _check_file(name)
+    from dimorder import executorch
+
+    model = models.load_model(name, dict(options.arg))
+    args, kwargs = models.example_inputs(model, options.input)
+    progress("exporting")
+    return executorch.check_program(_export(model, args, kwargs, options.input_order))
+
+
+def _count_conversions(name: str, found: Any) -> int:
+    """Return how many conversions a file has. Raises `UsageError` if that is not known."""
+    count: int | None = getattr(found, "conversion_count", None)
+    if count is None:
+        fix = "give a .pte, .tflite or .tosa file; dimorder plan counts those of a network"
+        raise UsageError(f"check {name} --max-conversions", "no count of its conversions", fix)
+    return count
 
 
 def _check_file(path: str) -> FileSummary:

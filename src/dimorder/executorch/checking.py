@@ -49,6 +49,11 @@ class Check:
         return all(row.verdict not in ("wrong", "refused") for row in self.rows)
 
     @property
+    def conversion_count(self) -> int | None:
+        """The conversions of a file; None for a network."""
+        return None if self.conversions is None else self.conversions.conversion_count
+
+    @property
     def fed(self) -> dict[str, dict[str, KernelVerdict]]:
         """For each input, the orders that it may have, and ExecuTorch's own verdict on each; see `fed`."""
         return {} if self.contract is None else {spec.name: fed(spec) for spec in self.contract.inputs}

@@ -43,13 +43,13 @@ class Artifact:
     A target's own class has `data` and `run`, and whatever else it has to tell.
 
     Attributes:
-        data: the content of the file.
-        companions: the content of each companion file, by the suffix that it adds to the name of the file.
-        delegates: the number of delegates in the file.
-        outside: the calls of each operator that runs in portable kernels outside the delegates.
-        reference_run: a second way to compute the bits that `run` gives, for programs in integers.
-        other_runs: other kernels that may run the file, by name; they are compared with the network too.
-        npu: the estimates of an NPU's compiler, if one compiled the program.
+        data: The content of the file.
+        companions: The content of each companion file, by the suffix that it adds to the name of the file.
+        delegates: The number of delegates in the file.
+        outside: The calls of each operator that runs in portable kernels outside the delegates.
+        reference_run: A second way to compute the bits that `run` gives, for programs in integers.
+        other_runs: Other kernels that may run the file, by name; they are compared with the network too.
+        npu: The estimates of an NPU's compiler, if one compiled the program.
     """
 
     if TYPE_CHECKING:  # read-only, so that a subclass may have a field or a property of that name
@@ -89,7 +89,14 @@ class Artifact:
 
 
 class FileSummary(Protocol):
-    """The findings of `dimorder check` in one file, for printing or for JSON."""
+    """The findings of `dimorder check` in one file, for printing or for JSON.
+
+    `conversion_count` is how many operators of the file move memory into another order; None if the format
+    does not show it.
+    """
+
+    @property
+    def conversion_count(self) -> int | None: ...
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -105,6 +112,7 @@ class OperatorCounts:
 
     format: str
     operators: Mapping[str, int]
+    conversion_count: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": self.format, "operators": dict(sorted(self.operators.items()))}
@@ -118,12 +126,12 @@ class TargetFiles:
     """How a target's files are read and checked.
 
     Attributes:
-        load: reads a file back, and returns its contract and a function that runs it. It may raise `OSError`
+        load: Reads a file back, and returns its contract and a function that runs it. It may raise `OSError`
             for a file that it cannot open, and `ValueError` for a damaged one.
-        check: summarises a file, whichever tool wrote it, from its path and its content. It may raise
+        check: Summarises a file, whichever tool wrote it, from its path and its content. It may raise
             `ValueError` for a damaged one.
-        companions: the suffixes that companion files add to the name of the main file.
-        channels_last: the types of 4-D channels-last inputs and outputs that the files have in their logical
+        companions: The suffixes that companion files add to the name of the main file.
+        channels_last: The types of 4-D channels-last inputs and outputs that the files have in their logical
             shape. None means all types. For other types the files have the dense physical tensor.
     """
 
@@ -158,10 +166,10 @@ class TargetRuntime:
     """What runs a target's programs in this process.
 
     Attributes:
-        name: its name in error messages. The default is the target's.
-        is_slow: whether `lower` leaves out the run of the artifact that it compares with the network.
-        set_threads: sets the number of threads that programs have.
-        has_state: whether a program may write its buffers.
+        name: Its name in error messages. The default is the target's.
+        is_slow: Whether `lower` leaves out the run of the artifact that it compares with the network.
+        set_threads: Sets the number of threads that programs have.
+        has_state: Whether a program may write its buffers.
     """
 
     name: str = ""
@@ -175,7 +183,7 @@ class DynamicSizes:
     """That `emit` takes programs with dynamic sizes, and what a target can do with them.
 
     Attributes:
-        capabilities: returns the capabilities for a captured graph in which the given sizes are dynamic. None
+        capabilities: Returns the capabilities for a captured graph in which the given sizes are dynamic. None
             means that they are the same.
     """
 
@@ -187,9 +195,9 @@ class Recipe:
     """One way of quantising a float network for a target.
 
     Attributes:
-        quantizer: returns torchao's `Quantizer`, which says what is quantised, and how.
-        install: what to do if a module is missing.
-        dynamic: whether the scales of values are found as the network runs, without calibration.
+        quantizer: Returns torchao's `Quantizer`, which says what is quantised, and how.
+        install: What to do if a module is missing.
+        dynamic: Whether the scales of values are found as the network runs, without calibration.
     """
 
     quantizer: Callable[[], Any]
@@ -202,20 +210,20 @@ class Target:
     """A target: its capabilities, its costs, and the functions that write, load and check its files.
 
     Attributes:
-        name: the name after `--target`.
-        info: what is known of it without an import.
-        emit: writes a physical program under a contract.
-        capabilities: the operators that it computes.
-        costs: the charges for a plan, by objective. The first objective is the default.
-        contenders: pairs of an objective and a target, for each objective that only a compiler can measure.
+        name: The name after `--target`.
+        info: What is known of it without an import.
+        emit: Writes a physical program under a contract.
+        capabilities: The operators that it computes.
+        costs: The charges for a plan, by objective. The first objective is the default.
+        contenders: Pairs of an objective and a target, for each objective that only a compiler can measure.
             The plan of each pair is emitted, and the plan with the fewest cycles is kept.
-        recipes: the ways of quantising a network for it, by name. The first recipe is the default.
-        files: how its files are read.
-        runtime: what runs its programs.
-        dynamic: how it serves ranges of sizes. None means that dynamic sizes are refused.
-        quantized: the target that replaces this one for quantised networks. It reads and returns integers.
-        with_options: returns this target with other options, which are keywords with string values.
-        fused: returns what a physical program computes in integers, by `fuse_quantized`. None means that the
+        recipes: The ways of quantising a network for it, by name. The first recipe is the default.
+        files: How its files are read.
+        runtime: What runs its programs.
+        dynamic: How it serves ranges of sizes. None means that dynamic sizes are refused.
+        quantized: The target that replaces this one for quantised networks. It reads and returns integers.
+        with_options: Returns this target with other options, which are keywords with string values.
+        fused: Returns what a physical program computes in integers, by `fuse_quantized`. None means that the
             target has no float islands to report.
     """
 

@@ -65,6 +65,10 @@ class TfLiteSummary:
         found = [each for each in self.operators if each.kind == kind and (each.moves or kind != "TRANSPOSE")]
         return len(found), sum(each.bytes for each in found)
 
+    @property
+    def conversion_count(self) -> int:
+        return self.of("TRANSPOSE")[0]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `dimorder check --json`; the keys are stable."""
         (transposes, transpose_bytes), (reshapes, reshape_bytes) = self.of("TRANSPOSE"), self.of("RESHAPE")

@@ -62,6 +62,10 @@ class TosaSummary:
     inputs: tuple[TosaTensor, ...]
     outputs: tuple[TosaTensor, ...]
 
+    @property
+    def conversion_count(self) -> int:
+        return self.transposes
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `dimorder check --json`; the keys are stable."""
         return {
