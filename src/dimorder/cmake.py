@@ -1,4 +1,4 @@
-"""Print where the CMake package of dimorder's C++ loader lies: `python -m dimorder.cmake`."""
+"""Print the folder of the CMake package of dimorder's C++ loader: `python -m dimorder.cmake`."""
 
 from __future__ import annotations
 

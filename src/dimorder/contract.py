@@ -43,16 +43,16 @@ class TensorSpec:
     Numbers may be quantised: an integer then stands for (integer − `zero_point`) · `scale`.
 
     Attributes:
-        name: the name of the tensor.
-        shape: the logical sizes; a str is a dynamic size.
-        dtype: the name of a torch dtype, such as "float32".
-        dim_order: the promised order.
-        boundary: how the program's own signature shows the tensor. "logical" is `shape`, with its memory in
+        name: The name of the tensor.
+        shape: The logical sizes; a str is a dynamic size.
+        dtype: The name of a torch dtype, such as "float32".
+        dim_order: The promised order.
+        boundary: How the program's own signature shows the tensor. "logical" is `shape`, with its memory in
             `dim_order`. "physical" is the dense row-major tensor of shape `dim_order.physical_shape(shape)`.
             The default is logical if the order is contiguous or 4-D channels-last for this shape, else
-            physical: the Python runtime of ExecuTorch 1.5 accepts no other orders.
-        scale: the step between quantised values; None if numbers stand for themselves.
-        zero_point: the integer that stands for 0.
+            physical. The Python runtime of ExecuTorch 1.5 accepts no other orders.
+        scale: The step between quantised values; None if numbers stand for themselves.
+        zero_point: The integer that stands for 0.
 
     Raises:
         UsageError: if a field is invalid, or if the fields contradict each other.
@@ -193,10 +193,10 @@ class Symbol:
     """The range of a dynamic size.
 
     Attributes:
-        name: an identifier.
-        minimum: the least size.
-        maximum: the largest size; None is unbounded.
-        step: all sizes are multiples of it, and so are both ends.
+        name: An identifier.
+        minimum: The least size.
+        maximum: The largest size; None is unbounded.
+        step: All sizes are multiples of it, and so are both ends.
 
     Raises:
         UsageError: if the name is not an identifier, or the range is empty or does not fit the step.
@@ -255,10 +255,10 @@ class Contract:
     """The inputs and outputs that a program promises, in the order of its signature.
 
     Attributes:
-        inputs: the inputs. Their dynamic sizes are plain names.
-        outputs: the outputs. Their dynamic sizes may be computed from others, such as "2*n".
-        symbols: the ranges of the dynamic sizes.
-        state: the buffers that the program keeps from call to call.
+        inputs: The inputs. Their dynamic sizes are plain names.
+        outputs: The outputs. Their dynamic sizes may be computed from others, such as "2*n".
+        symbols: The ranges of the dynamic sizes.
+        state: The buffers that the program keeps from call to call.
 
     Raises:
         UsageError: if two inputs or two outputs have one name, or if an input has a computed size.

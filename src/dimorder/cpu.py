@@ -1,4 +1,4 @@
-"""Describe this machine: the kind of its CPU, for all of which a measurement counts, and its software."""
+"""Describe this machine: its software, and the family of its CPU. Measurements are valid for a family."""
 
 from __future__ import annotations
 

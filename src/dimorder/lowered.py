@@ -40,15 +40,15 @@ class Lowered:
     `lower` makes it, and `print` shows its size, its error and its plan.
 
     Attributes:
-        plan: the proven plan, with every conversion.
-        physical: the program that the artifact was emitted from; it runs in torch.
-        artifact: the program in the target's format.
-        program: the network in normal form.
-        verified: what runs on random inputs have shown.
-        constant_bytes_added: the bytes by which constants grew, because one is kept in two orders.
-        target: the target.
-        seconds: the seconds of each step of the pipeline.
-        specializations: for a network with dynamic sizes, the physical programs at a few sizes, and the table
+        plan: The proven plan, with every conversion.
+        physical: The program that the artifact was emitted from; it runs in torch.
+        artifact: The program in the target's format.
+        program: The network in normal form.
+        verified: The result of comparing it with the network on random inputs.
+        constant_bytes_added: The bytes by which constants grew, because one is kept in two orders.
+        target: The target.
+        seconds: The seconds of each step of the pipeline.
+        specializations: For a network with dynamic sizes, the physical programs at a few sizes, and the table
             of sizes. `physical` was merged from them.
 
     >>> from dimorder.api import lower

@@ -1,10 +1,10 @@
-"""Write resizes and last steps with dynamic sizes in other operators: targets need fixed sizes for them.
+"""Decompose resizes to dynamic sizes, and slices from the end of a dynamic size: targets need fixed sizes.
 
 1. A pixel shuffle becomes a transposed convolution.
-2. The last step becomes the last of a few steps to which all are resized.
+2. A slice of the last element resizes the dimension to a few elements, and takes the last of these.
 3. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
-   this matrix says how much one place of the result takes from each place along that dimension. The amount is
-   1 less the distance between the places, and 0 from a distance of 1 on.
+   this matrix has the weight of each element along that dimension in one element of the result. The weight is
+   1 less the distance between the two places, and 0 from a distance of 1 on.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
 aten = torch.ops.aten
 
-# What a call says that chooses scales: the dimensions of a token, the smallest and the largest integer, the
-# smallest scale, and the mode; see `dialect.dynamic_type`.
+# The arguments of a call that chooses scales: the dimensions that share a scale (a token), the smallest and
+# the largest integer, the smallest scale, and the mode; see `dialect.dynamic_type`.
 _Tokens: TypeAlias = "tuple[list[int], int, int, float, str]"
 
 

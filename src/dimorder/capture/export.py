@@ -1,4 +1,4 @@
-"""Export a network with torch.export, check what torch asserts of its sizes, find its calls' arguments."""
+"""Export a network with torch.export, check torch's assertions about sizes, and find arguments of calls."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Bring a quantized network into its normal form, which has the same numbers.
+"""Bring a quantized network into its normal form, which computes the same numbers.
 
-1. Integers are read as they were quantized, or else as their first reader reads them. Another reader computes
-   its numbers from those.
+1. Integers are dequantized with the scale that quantized them, or else with their first reader's. A reader
+   with another scale computes its numbers from the result.
 2. A quantized value is dequantized once.
-3. A value that is quantized after a move, or after a maximum, is quantized before it, once.
-4. A move of dequantized values moves the integers.
-5. A selection from dequantized values is quantized as they were.
-6. A value is not quantized again in the same way.
-7. A clamp before such a second quantize comes before the first one.
-8. The bias of a linear or convolution of quantized values becomes a multiple of its scale, as integer kernels
-   need it.
+3. A value that is quantized after a move, or after a maximum, is quantized once, before it.
+4. A move of dequantized values becomes a move of the integers.
+5. A selection from dequantized values is quantized with their scale.
+6. A value is not quantized a second time with the same scale.
+7. A clamp before such a second quantize moves before the first one.
+8. The bias of a linear or convolution of quantized values becomes a multiple of its scale. Integer kernels
+   need such a bias.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Merge linears or convolutions of one value that are added, as those of RepVGG, MobileOne and FastViT."""
+"""Merge linears or convolutions that read one value and are added, as in RepVGG, MobileOne and FastViT."""
 
 from __future__ import annotations
 

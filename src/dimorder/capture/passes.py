@@ -1,4 +1,4 @@
-"""List the passes of capture on the exported program, and on the graph in normal form, with small ones."""
+"""List the passes of capture: on the exported program, and on the graph. Define the smallest of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrite the linears and convolutions of a network at one size or several, and list the passes for them."""
+"""List the passes that rewrite linears and convolutions, and run them on a network at one size or several."""
 
 from __future__ import annotations
 

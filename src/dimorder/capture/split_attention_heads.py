@@ -25,8 +25,8 @@ class HeadLimits:
     """The attention heads for which a target is faster with one matmul per head.
 
     Attributes:
-        channels: the number of which the channels of a head are a multiple.
-        most_joined: the most heads that slices join again, where a reshape has several dynamic sizes.
+        channels: The number of which the channels of a head are a multiple.
+        most_joined: The most heads that slices join again, where a reshape has several dynamic sizes.
     """
 
     channels: int

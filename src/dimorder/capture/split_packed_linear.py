@@ -1,6 +1,6 @@
-"""Split a linear or convolution whose results are only cut into one per piece, each with rows of the weight.
+"""Split a linear or convolution whose result is only sliced: into one per slice, with rows of the weight.
 
-Examples are packed projections of attention. The split saves slices that copy.
+Examples are packed projections of attention. The split saves slices, which copy.
 """
 
 from __future__ import annotations

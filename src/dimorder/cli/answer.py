@@ -1,4 +1,4 @@
-"""Write what a command found: files, JSON and text, and its exit code."""
+"""Write the result of a command: files, JSON and text, and the exit code."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
-        text: what is printed, unless the JSON goes to stdout.
-        data: what `--json` writes; a str is JSON already, and None is nothing.
-        files: for each file, the arguments of `files.write_whole`.
-        code: the exit code.
+        text: The text to print, unless the JSON goes to stdout.
+        data: The data that `--json` writes; a str is JSON already, and None is nothing.
+        files: For each file, the arguments of `files.write_whole`.
+        code: The exit code.
     """
 
     text: object

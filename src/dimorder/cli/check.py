@@ -1,4 +1,4 @@
-"""Run `dimorder check`, and choose the target that reads a file: by the content, or else the name."""
+"""Run `dimorder check`, and choose the target that reads a file: by its content, or else by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the commands' common parts: how one is declared, and the options that several take."""
+"""Define the form in which a command is declared, and the options that several commands share."""
 
 from __future__ import annotations
 

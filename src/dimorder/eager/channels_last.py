@@ -40,8 +40,8 @@ def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
 
     In a module, the weights of all convolutions are converted. Names, shapes, ties and parameter objects stay
     the same, so an optimizer keeps working. A module with 1-D convolutions computes them, and the operators
-    between them, as (N, C, 1, L), since torch has no channels-last kernels for (N, C, L). That holds for
-    calls of the module itself, not of its parts alone.
+    between them, as (N, C, 1, L). There are no channels-last kernels for (N, C, L) in torch. This lifting
+    applies to calls of the module itself, not to calls of its parts alone.
 
     Args:
         value: a tensor of 3 to 5 dims, or a module.

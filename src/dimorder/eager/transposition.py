@@ -1,6 +1,6 @@
 """Choose the kernel with which a CPU copies memory into another order, and run it.
 
-`dimorder bench convert` measures the table by family of CPUs; torch's copy serves what the table lacks.
+`dimorder bench convert` measures the table for a family of CPUs. A copy that the table lacks runs in torch.
 """
 
 from __future__ import annotations

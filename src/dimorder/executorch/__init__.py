@@ -1,6 +1,6 @@
 """Guard, check and convert dimension orders in ExecuTorch programs, with any delegate or none.
 
-A delegate author writes a `DelegateLayout`, and wraps a partitioner with `guarded`; `sweep` tests it.
+The author of a delegate writes a `DelegateLayout`, wraps a partitioner in `guarded`, and tests it by `sweep`.
 """
 
 from __future__ import annotations

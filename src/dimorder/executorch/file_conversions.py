@@ -1,6 +1,6 @@
 """Count the layout conversions in a .pte of any tool, and the bytes that they move.
 
-These are the transposes in XNNPACK delegates, and outside the permutes and copies into another order.
+In XNNPACK delegates, conversions are transposes. Outside, they are permutes, and copies into another order.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class FileConversions:
     """The layout conversions in a .pte, all of which one run of its method makes.
 
     Attributes:
-        delegates: the conversions inside each delegate.
-        outside: the conversions of each operator outside the delegates.
-        bytes: the size of the tensors that they move, each counted once. A conversion that only moves
+        delegates: The conversions inside each delegate.
+        outside: The conversions of each operator outside the delegates.
+        bytes: The size of the tensors that they move, each counted once. A conversion that only moves
             dimensions of 1 counts nothing.
 
     >>> print(FileConversions((), (OutsideConversions("aten::permute_copy.out", 2, 840),)))

@@ -26,16 +26,16 @@ class DelegateLayout:
     """The orders that a delegate accepts at its boundary, for its weights, and for each operator.
 
     Attributes:
-        name: the delegate's name in errors.
-        boundary: the accepted orders of inputs and outputs, by rank. A rank that is not listed takes
+        name: The delegate's name in errors.
+        boundary: The accepted orders of inputs and outputs, by rank. A rank that is not listed takes
             contiguous.
-        weights: the accepted orders of weights, by rank. A rank that is not listed takes contiguous.
-        operators: by ATen name ("convolution", "add.Tensor"), the orders in which an operator takes its 4-D
+        weights: The accepted orders of weights, by rank. A rank that is not listed takes contiguous.
+        operators: By ATen name ("convolution", "add.Tensor"), the orders in which an operator takes its 4-D
             inputs. List every operator that the delegate takes, or none.
-        default: the orders of the operators that the partitioner takes, if `operators` lists none.
-        ranks: the ranks at which an operator is taken. An operator that is not listed is taken at every rank.
-        alike: whether all inputs of one call must have the same order.
-        dim_order_operators: the treatment of ExecuTorch's dim-order operators. "as they are" leaves them in
+        default: The orders of the operators that the partitioner takes, if `operators` lists none.
+        ranks: The ranks at which an operator is taken. An operator that is not listed is taken at every rank.
+        alike: Whether all inputs of one call must have the same order.
+        dim_order_operators: The treatment of ExecuTorch's dim-order operators. "as they are" leaves them in
             the partition. "reverted" says that the delegate's own preprocess reverts them
             (`RevertDimOrderOperators` does it). "outside" keeps them out of partitions.
 

@@ -1,6 +1,6 @@
 """Choose the order of every tensor in an exported program, so that each operator handles its orders right.
 
-The truth table or the delegate's layout says which these are; the planner finds the fewest bytes.
+The truth table or the delegate's layout says which orders are right. The planner finds the fewest bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Legalize(ExportedProgramPassBase):  # type: ignore[misc]
     program without faults is returned as it is.
 
     Attributes:
-        layout: the orders that the delegate accepts.
+        layout: The orders that the delegate accepts.
 
     >>> x = torch.ones(1, 3, 5, 7).to(memory_format=torch.channels_last)
     >>> program = Legalize()(torch.export.export(torch.nn.Softmax(1), (x,))).exported_program

@@ -1,6 +1,6 @@
-"""Run operators in ExecuTorch and compare with eager, to find those right, refused or silently wrong.
+"""Run operators in ExecuTorch and compare with eager: they are right, refused or silently wrong.
 
-`probe` makes the table that is shipped. `sweep` makes the same comparison through any lowering, for a CI.
+`probe` makes the table that is shipped. `sweep` makes the same comparison with any lowering, for a CI.
 """
 
 from __future__ import annotations

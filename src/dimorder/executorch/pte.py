@@ -95,9 +95,9 @@ def method_of_file(path: Path) -> PteMethod:
 def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     """Return the contract of a .pte, and its program as a function of tensors in its own shapes.
 
-    Raises `UsageError` if the file does not exist, `ContractError` if it is damaged, cut off or no .pte, and
-    `UnsupportedError` if the runtime is not installed or lacks something that the program needs, or if
-    another tool's program calls a kernel that returns wrong numbers for its orders (`runtime.kernels`).
+    Raises `UsageError` if the file does not exist, and `ContractError` if it is damaged, cut off or no .pte.
+    Raises `UnsupportedError` if the runtime is not installed or lacks something that the program needs. It is
+    raised too if another tool's program calls a kernel that is wrong for its orders (`runtime.kernels`).
     """
     file, native = _open(path)
     contract, tables = _contract(file, native)

@@ -1,4 +1,4 @@
-"""Numbers that depend on dynamic sizes, and the numbers of nodes whose graphs differ in nothing else."""
+"""Represent numbers that depend on dynamic sizes, and find them in graphs that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ class DynamicCall:
     """The numbers of a node at all sizes: those that depend on dynamic sizes are `DynamicSize`s.
 
     Attributes:
-        args: the node's arguments.
-        kwargs: the node's arguments by name.
-        shapes: the shapes of its results.
+        args: The node's arguments.
+        kwargs: The node's arguments by name.
+        shapes: The shapes of its results.
     """
 
     args: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""Say what an operator does to the elements of its operands, and list the operators that move them."""
+"""Classify operators by their effect on the elements of their operands, and list those that move them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 class Elements(Enum):
-    """What an operator does to the elements of its operands, in any of its calls."""
+    """The effect of an operator on the elements of its operands, in any of its calls."""
 
     RELABELS = "gives each element of its operand once, as a chain of reshapes and permutes does"
     MOVES = "gives each element of its operands at most once"

@@ -1,6 +1,6 @@
 """Read, insert, replace and annotate nodes of fx graphs.
 
-A node's `meta` holds what the keys below say, and keys of other tools. Only this module writes it.
+A node's `meta` has the keys that are listed below, and keys of other tools. Only this module writes it.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ class Pass(Generic[Program]):
     """A step that returns a program with the same numbers, or changes one in place.
 
     Attributes:
-        name: the name of the pass in errors.
-        run: returns the new program, or None if it changed the program in place.
-        requires: each yields the faults of a program that `run` does not accept.
-        ensures: each yields the faults of a result that `run` must not return.
+        name: The name of the pass in errors.
+        run: Returns the new program, or None if it changed the program in place.
+        requires: Checks of the program before the pass; each yields the faults that it finds.
+        ensures: Checks of the result; each yields the faults that it finds.
 
     >>> half = Pass("half", lambda number: number // 2, requires=(lambda n: ["it is odd"] * (n % 2),))
     >>> half(6)

@@ -1,4 +1,4 @@
-"""Trace a graph again, operator by operator: each is evaluated, spelled in others, decomposed or copied."""
+"""Trace a graph again: evaluate, copy or decompose each operator, or write it in other operators."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Measure how long a network takes: lowered by dimorder, and in the runtimes that one would take instead."""
+"""Measure how long a network takes: lowered by dimorder, and in the runtimes that are alternatives."""

@@ -1,6 +1,6 @@
 """Measure XNNPACK's kernels for the table of times that prices plans (`targets.xnnpack.times`).
 
-A program computes a kernel several times and returns one element of each result; all else is subtracted.
+A program runs a kernel several times, and returns one element of each result. All other time is subtracted.
 """
 
 from __future__ import annotations

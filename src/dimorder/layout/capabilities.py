@@ -1,4 +1,4 @@
-"""Ask a target which implementations it computes, by the physical calls that they write, and their costs."""
+"""Ask a target whether it computes the physical calls of each implementation, and at what cost."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ AtAllSizes: TypeAlias = Callable[
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can do, as the planner needs it.
+    """The abilities and limits of a target that the planner asks for.
 
     Attributes:
         computes: `computes(call, constants)` is None if the target computes a call of a physical program,
             else the reason why not. `constants` are the nodes whose values are known.
         leaves: `leaves(call)` is None if a call may run outside the target, on dense tensors, else the reason
             why not.
-        implementations: the implementations that run on the target, as `operator/implementation`, of the
+        implementations: The implementations that run on the target, as `operator/implementation`, of the
             operators that have several. The largest set comes first; the next set is used if there are too
             many candidate orders.
-        max_rank: the highest rank of a transpose, with dimensions that stay together counted as one; None is
+        max_rank: The highest rank of a transpose, with dimensions that stay together counted as one; None is
             unlimited.
         at_all_sizes: `at_all_sizes(call, constants, numbers)` is None if the target, which computes a call at
-            some sizes, does so at all of them, else the reason why not. `numbers` are those of the call and
-            of what it reads.
+            some sizes, does so at all of them, else the reason why not. `numbers` are the numbers of the call
+            and of its operands.
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
-        own_implementations: implementations that only this target has, by the operator. Each takes
+        own_implementations: Implementations that only this target has, by the operator. Each takes
             an order of the other implementations, and comes after them.
-        split_channels: the fewest channels of a piece, if a linear whose result is only cut is better split
-            into one for each piece. None means that a slice takes no time.
-        heads: the attention heads for which a matmul per head is as fast as one matmul of all channels.
-        fixed_resizes: whether a resize needs constant sizes. A resize to dynamic sizes is then better written
+        split_channels: The fewest channels per slice for which a linear whose result is only sliced is
+            split into one linear per slice. None means that a slice takes no time.
+        heads: The attention heads for which a matmul per head is as fast as one matmul of all channels.
+        fixed_resizes: Whether a resize needs constant sizes. A resize to dynamic sizes is then better written
             as matmuls.
-        in_parts: operators of `ops.parts` that are written in simpler ones, because the target has them only
-            so.
+        in_parts: Operators of `ops.parts` that are written in simpler operators, because the target lacks
+            them.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None

@@ -1,4 +1,4 @@
-"""Check the annotated program, the layout problem and the physical program; a fault is a text."""
+"""Check the annotated program, the layout problem and the physical program, and return faults as text."""
 
 from __future__ import annotations
 

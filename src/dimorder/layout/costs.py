@@ -18,17 +18,17 @@ Buffers = Sequence[BufferInfo]
 
 @dataclass(frozen=True)
 class Costs:
-    """What a plan costs, lexicographically in `units`.
+    """Functions that price a plan in `units`, which are compared lexicographically.
 
     Either `configuration` or `calls` prices the operators.
 
     Attributes:
-        units: the units, the most important first.
+        units: The units, the most important first.
         conversion: `conversion(buffer, from, to)` is the cost of converting a buffer, None if the target
             cannot. Buffers of one shape, type and division into axes cost the same.
         configuration: `configuration(site, arrangement, buffers)` is the cost of running an operator in an
             arrangement.
-        calls: the cost of the physical calls that an arrangement writes, which are known for fixed sizes.
+        calls: The cost of the physical calls that an arrangement writes, which are known for fixed sizes.
     """
 
     units: tuple[str, ...]

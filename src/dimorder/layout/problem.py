@@ -1,4 +1,4 @@
-"""Build the layout problem, of the ways in which each operator could run, and solve it."""
+"""Build the layout problem from the ways in which each operator could run, and solve it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Extracted(SiteMap):
     """The layout problem of a program, and the maps from its indices back to the program.
 
     Attributes:
-        problem: the layout problem. Its steps are aligned with `sites`.
-        arrangements: the arrangements of each site, aligned with the configurations of its step.
-        outside: the calls that the target does not compute, and why.
+        problem: The layout problem. Its steps are aligned with `sites`.
+        arrangements: The arrangements of each site, aligned with the configurations of its step.
+        outside: The calls that the target does not compute, and why.
     """
 
     problem: LayoutProblem

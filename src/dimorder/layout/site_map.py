@@ -22,10 +22,10 @@ class SiteMap:
     """The sites of a program, and what they read and write.
 
     Attributes:
-        annotated: the program with its axes.
-        buffers: the values that sites produce, each with all its relabelled views.
-        views: the values of the program, as views of buffers.
-        sites: the operators, and the inputs, outputs and state, in sequence.
+        annotated: The program with its axes.
+        buffers: The values that sites produce, each with all its relabelled views.
+        views: The values of the program, as views of buffers.
+        sites: The operators, and the inputs, outputs and state, in sequence.
     """
 
     annotated: Annotated

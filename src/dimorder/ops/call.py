@@ -1,4 +1,4 @@
-"""Show one operator to its lowering."""
+"""Give the lowering of an operator access to its operands, sizes, orders and results."""
 
 from __future__ import annotations
 

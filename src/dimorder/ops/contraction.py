@@ -1,4 +1,4 @@
-"""Define linear and matmul; constant weights are re-laid, so that channels lie in any order."""
+"""Define linear and matmul; constant weights are permuted at compile time to fit any order of channels."""
 
 from __future__ import annotations
 

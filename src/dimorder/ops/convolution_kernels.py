@@ -1,6 +1,6 @@
-"""Lower convolutions to channels-last kernels, also to other kernels than the network's: parts, taps, phases.
+"""Lower convolutions to channels-last kernels: to one of the same kind, or to others that add up to it.
 
-The constant weight is re-laid, so that the channels lie in any order on either side.
+The constant weight is permuted at compile time, so that channels of input and output may be in any order.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def transposed_depth_by_taps(c: Call) -> None:
 def transposed_in_phases(c: Call) -> None:
     """Lower a transposed convolution to ordinary convolutions, row by row of a step.
 
-    With a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. The
-    columns of a step are the channels of one pixel, side by side; in memory these are the columns. One
+    With a step of s, result q·s + r is `Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]`. The
+    columns of a step are computed as channels of one pixel, which lie in memory as the columns do. One
     convolution computes all columns that have equally many taps and begin at the same pixel.
     """
     conv = Convolution.of(c)

@@ -1,4 +1,4 @@
-"""Write operators that few targets have in simpler operators. A target lists those that it wants so."""
+"""Write operators that few targets have in simpler operators, for targets that list them."""
 
 from __future__ import annotations
 

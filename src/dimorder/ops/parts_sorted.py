@@ -1,4 +1,4 @@
-"""Write what depends on the order of values in sorts of rows, comparisons, and steps that double."""
+"""Write operators that depend on the order of values in sorts of rows, comparisons, and doubling steps."""
 
 from __future__ import annotations
 

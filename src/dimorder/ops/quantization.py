@@ -1,4 +1,4 @@
-"""Define quantize and dequantize, with constant scales or dynamic ones, which elements of a token share."""
+"""Define quantize and dequantize. Scales are constant, or dynamic: one for the elements of each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define operators that read and write row-major tensors: unknown ones, or those that compute positions."""
+"""Define operators that read and write row-major tensors: unknown ones, and those that return positions."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ class IntegerKernel:
     """A call that a target computes in integers, under a condition.
 
     Attributes:
-        unmet: takes the types of the operands that are no weights, and the type in which the result is
-            quantized. Returns why the kernel does not compute exactly that, or None.
-        weights: the names of the arguments that are its weights.
-        clamps: whether it clamps its result.
-        chooses: whether each result is one of the operands, so that integers of one type stay these.
-        unmet_dynamic: takes the token of each element of floats that are quantized dynamically. Returns why
+        unmet: Takes the types of the operands other than weights, and the type in which the result is
+            quantized. Returns why the kernel is not exact for these types, or None.
+        weights: The names of the arguments that are its weights.
+        clamps: Whether it clamps its result.
+        chooses: Whether it only chooses among the elements of operands, so that integers keep their type.
+        unmet_dynamic: Takes the token of each element of floats that are quantized dynamically. Returns why
             the kernel cannot read these, or None.
     """
 
@@ -61,10 +61,10 @@ class WideKernel:
     """A call that a target computes in wider integers, which some later call quantizes.
 
     Attributes:
-        unmet: takes the annotations of the operands that are not constant. Returns why the kernel cannot read
+        unmet: Takes the annotations of the operands that are not constant. Returns why the kernel cannot read
             these, or None.
-        follows: whether any function of one value becomes a number for each integer of that value instead.
-        keeps: whether integers of the operand's type are the result, unless the operand is wide.
+        follows: Whether a function of one quantized value becomes a table: a number for each integer.
+        keeps: Whether the result has the integer type of the operand, unless the operand is wide.
     """
 
     unmet: Callable[[Mapping[Node, Annotation]], str | None]
@@ -98,18 +98,18 @@ class How(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Annotation:
-    """How a target computes a call.
+    """The way in which a target computes a call.
 
     Attributes:
-        how: in integers or in floats.
-        type: the integers that a value is dequantized from, or that a kernel writes. For a function, those of
+        how: The kind of computation: in integers, in floats, or together with another call.
+        type: The integers that a value is dequantized from, or that a kernel writes. For a function, those of
             the value that it is a function of.
-        low: the lower bound of a kernel's result.
-        high: the upper bound.
-        tokens: the token of each element that a reader may quantize dynamically.
-        reason: why a call is a float island.
-        function: the result for each integer of `type`, from the lowest on, of a function of one value.
-        source: the value that it is a function of, as `position_key` names values.
+        low: The lower bound of a kernel's result.
+        high: The upper bound.
+        tokens: The token of each element that a reader may quantize dynamically.
+        reason: Why a call is a float island.
+        function: The result for each integer of `type`, from the lowest on, of a function of one value.
+        source: The value that it is a function of, as `position_key` names values.
     """
 
     how: How

@@ -1,4 +1,4 @@
-"""Follow functions of one quantized value: a number for each of the value's integers."""
+"""Compute functions of one quantized value as tables: a number for each of the value's integers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Show a quantized program to partitioners that look for dequantize, operator, quantize.
+"""Rewrite a quantized program for partitioners that look for the sequence dequantize, operator, quantize.
 
-The moves around a decomposed operator lie between these, as floats. They are applied to the integers instead:
-after the quantize or before the dequantize, which any move may pass. Weights stay integers too.
+The moves around a decomposed operator interrupt this sequence, and move floats. They move integers instead:
+after the quantize, or before the dequantize. This changes no number. Weights stay integers too.
 """
 
 from __future__ import annotations

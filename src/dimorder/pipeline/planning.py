@@ -32,8 +32,8 @@ class PhysicalProgram:
     """The physical program of a plan.
 
     Attributes:
-        program: the program, for all sizes.
-        specializations: for a network with dynamic sizes, the programs that it was merged from, and the table
+        program: The program, for all sizes.
+        specializations: For a network with dynamic sizes, the programs that it was merged from, and the table
             of sizes at their points.
     """
 

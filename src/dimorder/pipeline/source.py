@@ -25,14 +25,14 @@ Network = torch.nn.Module | ExportedProgram | QuantizedNetwork | str | Path
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks for.
+    """A caller's request: the target, the objective, orders and types.
 
     Attributes:
-        target: the target.
-        objective: what the plan minimises.
-        orders: the orders of inputs, and of outputs.
-        types: the integer types of inputs, and of outputs.
-        cost_at: the sizes at which a plan for ranges is solved, if not in the middle of each range.
+        target: The target.
+        objective: The name of the cost that the plan minimises, such as "bytes".
+        orders: The orders of inputs, and of outputs.
+        types: The integer types of inputs, and of outputs.
+        cost_at: The sizes at which a plan for ranges is solved, if not in the middle of each range.
     """
 
     target: Target

@@ -35,10 +35,10 @@ class Variant:
     """A network with fixed sizes, in normal form.
 
     Attributes:
-        point: the value of each dynamic size; empty if the network has none.
-        program: the network.
-        contract: what its program promises.
-        target: the target, with its capabilities at these sizes.
+        point: The value of each dynamic size; empty if the network has none.
+        program: The network.
+        contract: The promised inputs and outputs of its program.
+        target: The target, with its capabilities at these sizes.
     """
 
     point: Point

@@ -2,17 +2,17 @@
 
 A proof is shares of costs whose bound anyone can recompute in integers.
 
-The proof of a lower bound on the first unit: let w[b,s,t] be the cost of converting buffer b from order s to
-order t: 0 if s = t, infinite if it is not offered. The reads of b share that cost: each read r that may want
-t is charged a share λ[b,r,t] ≥ 0. Let Λ[b,t] be the sum of these shares over all r. Take any plan, and let it
-produce b in s. Then for each t
+Shares prove a lower bound on the first unit. Let w[b,s,t] be the cost of converting buffer b from order s to
+order t. It is 0 if s = t, and infinite if it is not offered. The reads of b share that cost: each read r that
+may want t is charged a share λ[b,r,t] ≥ 0. Let Λ[b,t] be the sum of these shares over all r. Take any plan,
+and let it produce b in s. Then for each t
 
     what it pays to convert b to t ≥ Σ_{reads r that want t} λ[b,r,t] − max(0, Λ[b,t] − w[b,s,t]).
 
 If a read wants t, the plan pays w[b,s,t], and the right side is at most Λ − max(0, Λ − w) ≤ w. If no read
 does, the right side is at most 0. Add up over b and t. Each term on the right belongs to one step's
-configuration: the charges to the step that reads, the credit max(0, …) to the step that writes b in s. So for
-every plan
+configuration. The charges belong to the step that reads, the credit max(0, …) to the step that writes b in s.
+So for every plan
 
     cost ≥ Σ_steps min_configurations ( own cost + Σ_reads λ[b,r,t] − Σ_writes Σ_t max(0, Λ[b,t] − w[b,s,t]) )
 
@@ -48,7 +48,7 @@ from dimorder.planning.problem import (
 
 @dataclass(frozen=True)
 class Price:
-    """What read `position` of step `step` is charged if it wants `order`, in 1/denominator of a unit."""
+    """The charge to read `position` of step `step` if it wants `order`, in 1/denominator of a unit."""
 
     step: int
     position: int
@@ -88,15 +88,15 @@ class InvalidProof(ValueError):
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known about a plan's cost.
+    """The cost of a plan, and a proven lower bound on the cost of every plan.
 
     Attributes:
-        cost: the plan's cost, one entry per unit.
-        lower_bound: no plan costs less of the first unit.
-        optimal: whether the cost reaches the bound.
+        cost: The plan's cost, one entry per unit.
+        lower_bound: The proven bound: no plan costs less in the first unit.
+        optimal: Whether the cost in the first unit equals the bound.
         candidates: "complete", or "truncated" if a cap cut the configurations.
-        solver: the solver that found the plan.
-        proof: what `LayoutPlan.check` recomputes the bound from.
+        solver: The solver that found the plan.
+        proof: The proof from which `LayoutPlan.check` recomputes the bound.
     """
 
     cost: Cost

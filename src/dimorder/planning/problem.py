@@ -127,7 +127,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a choice costs in all, and the conversions that it needs, by buffer, then first consumer."""
+    """The total cost of a choice, and the conversions that it needs, by buffer, then first consumer."""
 
     cost: Cost
     conversions: tuple[Conversion, ...]

@@ -1,21 +1,21 @@
-"""Build the linear programme of a layout problem, relax it by HiGHS, and read it back as prices.
+"""Build the linear programme of a layout problem, solve its relaxation by HiGHS, and return prices.
 
-Columns: y[o,c] = 1 if step o takes configuration c; z[b,t,S] = 1 if buffer b is wanted in order t and not
-produced in any order of the set S. Rows: Σ_c y[o,c] = 1; for every read r of b, every order t that r may want
-and every S,
+Columns: `y[o,c]` is 1 if step o takes configuration c. `z[b,t,S]` is 1 if buffer b is wanted in order t and
+not produced in any order of the set S. Rows: `Σ_c y[o,c] = 1`, and for every read r of b, every order t that
+r may want and every S,
 
     [r wants t] − [b produced in S] − z[b,t,S] ≤ 0
 
-The sets S are levels of cost. Let w_1 < w_2 < … be the costs of conversions into t, from the orders that b
-may be produced in, and w_0 = 0. Level k is S_k = {t} ∪ {s : w(s,t) < w_k}, and z[b,t,S_k] costs w_k −
+The sets S are levels of cost. Let `w_1 < w_2 < …` be the costs of converting b into t from the orders that
+it may be produced in. Let `w_0 = 0`. Level k is S_k = {t} ∪ {s : w(s,t) < w_k}, and z[b,t,S_k] costs w_k −
 w_{k−1}. So b produced in s is outside the levels up to w(s,t), whose costs add up to w(s,t).
 
 If all conversions into t cost the same, there is one level, {t}, and z says whether b is converted to t. If
 some conversions are not offered, a last level holds the others. Its z is 0, unless a branch of a proof needs
 prices for a case without any plan.
 
-The share λ[b,r,t] of plan.py is the sum of the dual values of r's rows for t. plan.py credits b produced in s
-with no more than the rows do whose S holds s: the rows without s add up to at most w(s,t).
+The share `λ[b,r,t]` of `plan.py` is the sum of the dual values of r's rows for t. The rows whose S contains s
+credit b produced in s. `plan.py` credits it no more: the rows without s add up to at most w(s,t).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class Face:
-    """Where to search: upper bounds of the columns, rows that are tight, and units capped at a value."""
+    """A face of the relaxation to search: bounds of the columns, tight rows, and units capped at a value."""
 
     upper: Array
     tight: Array

@@ -3,10 +3,10 @@
 This module finds the plan. problem.py and plan.py compute its value: every number from HiGHS becomes integers
 that they recompute.
 
-Units are minimised one after another. Once a unit is at its relaxation's minimum, complementary slackness
-keeps exactly the optimal plans: columns with a reduced cost stay 0, rows with a dual value stay tight. If the
-relaxation has a gap, the unit is capped instead, and the first unit's bound is proven by elimination or
-branching.
+Units are minimised one after another. If a unit reaches its relaxation's minimum, complementary slackness
+keeps exactly the optimal plans. Columns with a reduced cost then stay 0, and rows with a dual value stay
+tight. If the relaxation has a gap, the unit is capped instead. The first unit's bound is then proven by
+elimination or branching.
 """
 
 from __future__ import annotations

@@ -128,13 +128,13 @@ class NetworkPlan:
     `print(plan)` shows it, and `plan.explain(i)` gives the reason for conversion `i`.
 
     Attributes:
-        target: the target's name.
-        contract: what the program promises.
-        layout_plan: the solver's plan, with its certificate.
-        extracted: the layout problem, and the program that it belongs to.
-        float_islands: the operators of a quantised network that are computed in float32, each with the
+        target: The target's name.
+        contract: The promised inputs and outputs.
+        layout_plan: The solver's plan, with its certificate.
+        extracted: The layout problem, and the program that it belongs to.
+        float_islands: The operators of a quantised network that are computed in float32, each with the
             reason. They are known once the program is emitted.
-        ranges: what is known about dynamic sizes. Sizes and costs are then those at `ranges.cost_at`.
+        ranges: The proof for dynamic sizes, if any. Sizes and costs are then those at `ranges.cost_at`.
     """
 
     target: str

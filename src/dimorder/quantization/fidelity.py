@@ -1,4 +1,4 @@
-"""Measure how near a quantised network is: to the float network in dB, and to PT2E's network in quanta."""
+"""Measure the error of a quantised network: against the float network in dB, against PT2E's in quanta."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from dimorder.quantization.calibration import CalibrationCall
 
 @dataclass(frozen=True)
 class OutputFidelity:
-    """One output of a lowered program, over the examples of a calibration.
+    """The fidelity of one output of a lowered program, over the examples of a calibration.
 
     The signal-to-noise ratios in dB, of the program and of PT2E's own network, are against the float network;
-    None if nothing differs. If the output is a quantised value, `quanta` is the largest distance from PT2E's
-    output, in steps of the output's scale, and `off` the share of elements that are off by a step or more.
+    None if nothing differs. `quanta` and `off` are None unless the output is a quantised value. `quanta` is
+    the largest distance from PT2E's output, in steps of the output's scale. `off` is the share of elements
+    that are off by a step or more.
     """
 
     name: str

@@ -35,10 +35,10 @@ class QuantizedNetwork:
     """A quantised network with the float network that it was made from; `dimorder.lower` accepts it as it is.
 
     Attributes:
-        module: the quantised network, which computes as PT2E defines it.
-        original: the float network.
-        examples: the first calls of the calibration.
-        wasted: the levels that a clamp beside a value never lets through.
+        module: The quantised network, which computes as PT2E defines it.
+        original: The float network.
+        examples: The first calls of the calibration.
+        wasted: The levels that a clamp beside a value never lets through.
 
     >>> quantised = quantize(torch.nn.Conv2d(3, 8, 3), [torch.randn(1, 3, 5, 7) for _ in range(4)])
     >>> type(quantised).__name__, len(quantised.examples), quantised.module(torch.randn(1, 3, 5, 7)).shape

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dimorder.plans.network_plan import NetworkPlan, PlannedConversion
+from dimorder.report.operator_rows import Family, OperatorRow, operator_rows
 from dimorder.report.parts import size
-from dimorder.report.plan_page import Family, OperatorRow, operator_rows
+from dimorder.report.plan_graph import Edge, edges_of
 from dimorder.text import shape_text
 
 _COLOURS: Mapping[Family, str] = {
@@ -34,7 +35,7 @@ def plan_dot(plan: NetworkPlan) -> str:
         '  node [shape=box, style="filled,rounded", fontname="sans-serif", fontsize=10];',
         '  edge [fontname="sans-serif", fontsize=9];',
         *(f"  n{index} [{_node(row)}];" for index, row in enumerate(rows)),
-        *_edges(plan),
+        *(_edge(edge, plan) for edge in edges_of(plan)),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -46,17 +47,9 @@ def _node(row: OperatorRow) -> str:
     return f'label={label}, tooltip={_text([row.source])}, fillcolor="{_COLOURS[row.family]}"'
 
 
-def _edges(plan: NetworkPlan) -> Iterator[str]:
-    sites = plan.extracted.sites
-    written = {view.buffer: index for index, site in enumerate(sites) for view in site.writes}
-    converted: dict[tuple[int, int], PlannedConversion] = {}
-    for each, planned in zip(plan.layout_plan.conversions, plan.conversions, strict=True):
-        converted |= {(each.buffer, consumer): planned for consumer in each.consumers}
-    for index, site in enumerate(sites):
-        for buffer in dict.fromkeys(view.buffer for view in site.reads):
-            found = converted.get((buffer, index))
-            attributes = "" if found is None else f" [{_conversion(found)}]"
-            yield f"  n{written[buffer]} -> n{index}{attributes};"
+def _edge(edge: Edge, plan: NetworkPlan) -> str:
+    attributes = "" if edge.conversion is None else f" [{_conversion(plan.conversions[edge.conversion])}]"
+    return f"  n{edge.source} -> n{edge.target}{attributes};"
 
 
 def _conversion(conversion: PlannedConversion) -> str:

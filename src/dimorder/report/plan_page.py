@@ -1,4 +1,4 @@
-"""Render a plan as a page without a script: its conversions with their reasons, and every operator's order.
+"""Render a plan as a page: its graph, its conversions with their reasons, and every operator's order.
 
 Nothing is measured or decided here: `build` collects the plan's own words, and the rest shows them.
 """
@@ -8,29 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
-from typing import Any, Literal
 
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.graph.nodes import operator_name, where
 from dimorder.lowered import Lowered
-from dimorder.ops.problem_map import BufferInfo, layout_of
-from dimorder.ops.relation import AxisOrder
-from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion, order_name
+from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion
+from dimorder.report import graph_section as graph
 from dimorder.report import parts
+from dimorder.report.operator_rows import FAMILIES, OperatorRow, operator_rows
 from dimorder.report.parts import bar, grid, row, section, size, strip, table
+from dimorder.report.plan_graph import edges_of
 from dimorder.targets.npu_report import NpuReport
 from dimorder.text import counted, shape_text
 
-Family = Literal["row-major", "channels-last", "permuted", "cut"]
-
 EXPLAINED = 12  # conversions with reasons, largest first: each reason solves a plan anew
-_FAMILIES = {
-    "row-major": "as the shape is written",
-    "channels-last": "dimension 1 fastest",
-    "permuted": "whole dimensions in another order",
-    "cut": "dimensions cut, their pieces apart",
-}
 
 
 def plan_page(
@@ -47,29 +36,15 @@ def plan_page(
     sections = [
         _head(report),
         _contract(report),
-        _strip(report),
+        _graph(report),
         _conversions(report),
+        _strip(report),
         *_leftovers(report),
         _npu(report.lowered.artifact.npu) if report.lowered and report.lowered.artifact.npu else "",
         _seconds(report.lowered) if report.lowered else "",
         _proof(report),
     ]
-    return parts.document(f"{report.title} · dimorder", sections)
-
-
-@dataclass(frozen=True)
-class OperatorRow:
-    """One operator: the orders that it reads and writes, and the conversions that its operands need first."""
-
-    operator: str
-    source: str
-    module: str
-    shape: tuple[int, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    family: Family
-    conversions: tuple[int, ...]
-    note: str
+    return parts.document(f"{report.title} · dimorder", sections, graph.style(), graph.script())
 
 
 @dataclass(frozen=True)
@@ -125,68 +100,6 @@ def _conversion_rows(plan: NetworkPlan, progress: Callable[[str], None]) -> Iter
         yield ConversionRow(number, conversion, conversion.bytes / total, explanation)
 
 
-def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
-    """Return every operator of a plan in sequence, with the orders that it reads and writes."""
-    extracted, choice = plan.extracted, plan.layout_plan.choice
-    first_consumer: dict[int, list[int]] = {}
-    for number, conversion in enumerate(plan.layout_plan.conversions):
-        first_consumer.setdefault(min(conversion.consumers), []).append(number)
-    relations, blocked = extracted.annotated.relations, extracted.annotated.blocked
-    module = ""
-    for index, site in enumerate(extracted.sites):
-        arrangement = extracted.arrangements[index][choice[index]]
-        orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
-        buffers = [extracted.buffers[view.buffer] for view in site.views]
-        named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
-        contract = site.kind in ("input", "output", "state")
-        module = "contract" if contract else _module(site.node) or module
-        relation = relations.get(site.node)
-        note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
-        yield OperatorRow(
-            operator=f"{site.kind} {site.node.name}" if contract else operator_name(site.node),
-            source="the last call"
-            if site.kind == "state"
-            else "the caller"
-            if contract
-            else where(site.node),
-            module=module,
-            shape=_shape(site.node),
-            reads=tuple(named[: len(site.reads)]),
-            writes=tuple(named[len(site.reads) :]),
-            # An operator whose results are no tensors writes no order, so its last operand's order counts.
-            family=_family(buffers[-1], orders[-1]) if orders else "row-major",
-            conversions=tuple(first_consumer.get(index, ())),
-            note=note
-            or ("its cut dimensions stay together" if site.node in blocked and not contract else ""),
-        )
-
-
-def _family(info: BufferInfo, order: AxisOrder) -> Family:
-    """Return the kind of an order, for the value's own shape: the first kind that fits."""
-    shape = _shape(info.root)
-    if list(order) == sorted(order):
-        return "row-major"
-    owners = [info.tensor.dims[axis] for axis in order]
-    runs = [dim for i, dim in enumerate(owners) if i == 0 or owners[i - 1] != dim]
-    split = any(a > b for a, b in pairwise(order) if info.tensor.dims[a] == info.tensor.dims[b])
-    if split or len(set(runs)) < len(runs):
-        return "cut"
-    ones = [dim for dim, size in enumerate(shape) if size == 1]
-    last = DimOrder.channels_last(len(shape))
-    return "channels-last" if DimOrder(*ones, *runs).equivalent(last, shape) else "permuted"
-
-
-def _module(node: Any) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    value = node.meta["val"]
-    first = value[0] if isinstance(value, (list, tuple)) else value
-    return tuple(int(size) for size in first.shape)
-
-
 # The sections of the page
 
 
@@ -217,6 +130,11 @@ def _contract(report: Report) -> str:
         "What the program promises, and checks on every call.",
         table(report.plan.contract.rows(" × "), ["", "name", "shape", "type", "order"]),
     )
+
+
+def _graph(report: Report) -> str:
+    converted = {row.number: (row.conversion, row.explanation) for row in report.conversions}
+    return graph.graph_section(report.operators, list(edges_of(report.plan)), converted)
 
 
 def _conversions(report: Report) -> str:
@@ -253,7 +171,7 @@ def _card(row: ConversionRow) -> str:
     conversion, found = row.conversion, row.explanation
     consumers = "<br>".join(escape(str(place)) for place in conversion.consumers[:3])
     more = f"<br>and {len(conversion.consumers) - 3} more" if len(conversion.consumers) > 3 else ""
-    reason = f"<p>{escape(_alternative(found))}</p><p>{escape(found.advice)}</p>" if found else ""
+    reason = f"<p>{escape(graph.alternative(found))}</p><p>{escape(found.advice)}</p>" if found else ""
     return (
         f'<article class="card" id="conversion-{row.number}"><h3><i class="number">{row.number}</i>'
         f"<code>{escape(conversion.value)}</code> <small>{shape_text(conversion.shape, ' × ')}</small></h3>"
@@ -262,14 +180,6 @@ def _card(row: ConversionRow) -> str:
         f"<dl><dt>from</dt><dd>{escape(str(conversion.producer))}</dd><dt>for</dt><dd>{consumers}{more}</dd></dl>"
         f"{reason}</article>"
     )
-
-
-def _alternative(found: Explanation) -> str:
-    if found.cost_without is None:
-        return "no plan does without it"
-    if found.cost_without == found.cost:
-        return "a plan without it costs the same"
-    return f"a plan without it costs {counted(found.cost_without, found.unit)}, not {found.cost:,}"
 
 
 def _strip(report: Report) -> str:
@@ -281,7 +191,7 @@ def _strip(report: Report) -> str:
         "N × H × W × C are the same memory."
     )
     cells = [(row.module, row.family, _cell(row)) for row in report.operators]
-    return section("Operators", text, strip(cells, _FAMILIES, mark))
+    return section("Operators", text, strip(cells, FAMILIES, mark))
 
 
 def _cell(row: OperatorRow) -> str:

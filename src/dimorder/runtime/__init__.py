@@ -1,4 +1,4 @@
 """Call a lowered program: check or adapt its inputs by the contract, then run the target's own runtime.
 
-`guard` compares tensors with the contract, `quick_guard` those that lie right; `kernels` are ExecuTorch's.
+`guard` checks all tensors, `quick_guard` those in the promised order. `kernels` lists ExecuTorch's kernels.
 """

@@ -16,7 +16,7 @@ from dimorder.runtime.quick_guard import quick_check, quick_restore
 
 @dataclass(frozen=True)
 class Stats:
-    """What a program's guard has done since it was loaded: its copies, and those of the latest call."""
+    """Counts of a program's calls and of its guard's copies since it was loaded, and the latest copies."""
 
     calls: int = 0
     conversions: int = 0

@@ -1,4 +1,4 @@
-"""Check and restore tensors that lie exactly as a contract promises, as fast as Python can.
+"""Check and restore tensors whose memory is exactly as a contract promises, as fast as Python can.
 
 All other tensors are left to `guard`.
 """

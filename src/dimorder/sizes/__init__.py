@@ -1,8 +1,9 @@
 """Plan and write one program for ranges of sizes.
 
-A network with dynamic sizes is exported with them (`export_symbolic`), specialized at a few sizes
-(`symbolic_program`, `specialize_shapes`), planned once, and proven for all of them (`ranges`). The programs
-for these sizes are merged into one (`merge_specializations`), whose constants may be slices of
-the largest (`constants_by_size`). `affine` explains numbers by sizes, `size_table` names them by torch's
-symbols, and `size_writer` writes them into a graph. `specialization` fixes the sizes of the one program.
+A network with dynamic sizes is exported (`export_symbolic`), and specialized at a few sizes
+(`symbolic_program`, `specialize_shapes`). It is planned once, and the plan is proven for all sizes
+(`ranges`). The programs for the few sizes are merged into one (`merge_specializations`), whose constants may
+be slices of the largest constant (`constants_by_size`). `affine` fits functions of sizes to numbers,
+`size_table` names sizes by torch's symbols, and `size_writer` writes them into a graph. `specialization`
+fixes the sizes of the one program.
 """

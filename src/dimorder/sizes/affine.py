@@ -1,6 +1,6 @@
-"""Fit numbers to sizes: find the function that gives a number at each of several points from the sizes there.
+"""Fit functions of sizes to numbers: a number is known at several points, and so are the sizes there.
 
-Every module that explains a number by sizes uses these functions.
+Every module that computes a number from sizes uses these functions.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ alone. Over the box of the ranges it is least at a corner. So a plan that is che
 cheapest everywhere.
 
 Costs of other forms that are not part of the plan count as zero: if no plan is cheaper even then, none is.
-The cost at a size of 1 is what a program for all sizes pays there: it moves a dimension of size 1 like any
-other.
+A program for all sizes moves a dimension of size 1 like any other, so the cost at a size of 1 includes this
+move.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
 @dataclass(frozen=True)
 class RangeProof:
-    """What is known about a plan's cost over the ranges of the dynamic sizes.
+    """The proof that no plan is cheaper over the ranges of dynamic sizes, or the reason why there is none.
 
     Attributes:
-        symbols: the ranges.
-        cost_at: the sizes at which the plan was solved.
-        corners: the ends of the ranges, with the plan's cost there in the first unit.
-        unproven: None if no plan for these ranges costs less at any size. Else the reason why that is known
+        symbols: The ranges.
+        cost_at: The sizes at which the plan was solved.
+        corners: The ends of the ranges, with the plan's cost there in the first unit.
+        unproven: None if no plan for these ranges costs less at any size, else the reason why this is known
             for `cost_at` alone.
     """
 

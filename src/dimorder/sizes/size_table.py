@@ -1,4 +1,4 @@
-"""Name numbers by torch's symbols: find the size of a network that has given values at several points."""
+"""Look up sizes in torch's symbols: find the size of a network that has given values at several points."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class SizeTable:
     """The sizes of a network in torch's symbols, by their values at several points.
 
     Attributes:
-        known: the sizes, by their values at the points.
-        mode: makes tensors of such sizes.
-        ranges: the ranges of the symbols, as an exported program has them.
+        known: The sizes, by their values at the points.
+        mode: The mode that makes tensors of such sizes without data.
+        ranges: The ranges of the symbols, as an exported program has them.
     """
 
     known: Mapping[tuple[int, ...], SymInt]

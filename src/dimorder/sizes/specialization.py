@@ -1,7 +1,7 @@
-"""Fix the sizes of a program with dynamic ones, and remember which of its numbers depend on them.
+"""Fix the sizes of a program with dynamic sizes, and record which of its numbers depend on them.
 
-An emitter that writes graphs of fixed sizes writes one, and sees in each number whether it is the same at all
-sizes.
+An emitter that can only write graphs of fixed sizes then writes one of them. It sees which numbers are the
+same at all sizes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Specialization:
     """A program with dynamic sizes at one point of their ranges.
 
     Attributes:
-        program: the program with fixed sizes and the names of the original.
-        calls: the numbers of each node at all sizes.
-        table: the sizes of the program by their values at the points.
+        program: The program with fixed sizes and the names of the original.
+        calls: The numbers of each node at all sizes.
+        table: The sizes of the program by their values at the points.
     """
 
     program: ExportedProgram

@@ -40,10 +40,10 @@ class SymbolicProgram:
     """An exported program with dynamic sizes, each with its range.
 
     Attributes:
-        exported: the program.
-        examples: the leaves of the call that it was exported with.
-        symbols: the dynamic sizes.
-        roots: torch's own symbols, by the names of the dynamic sizes. A size is `step` times its root.
+        exported: The program.
+        examples: The leaves of the call that it was exported with.
+        symbols: The dynamic sizes.
+        roots: Torch's own symbols, by the names of the dynamic sizes. A size is `step` times its root.
     """
 
     exported: ExportedProgram
@@ -161,9 +161,9 @@ class SymbolicProgram:
     def specialization_points(self, wanted: Point | None = None) -> list[Point]:
         """Return the points at which the program is planned.
 
-        If possible, no size there is 1, and no two sizes are equal by chance. If possible, no size can be
-        divided unless all sizes in its range can: roots are odd primes, and a size is its step times its
-        root. Each size that varies differs between all of them.
+        A size is its step times its root. If possible, roots are odd primes, so that 2, say, divides a size
+        only if it divides all sizes in the range. If possible, no size there is 1, and no two sizes are equal
+        by chance. Each size that varies differs between all of the points.
 
         Args:
             wanted: the first point, if results there do not follow from others and no size there is 1.
@@ -230,7 +230,7 @@ class SymbolicProgram:
 
     @cached_property
     def _known_sizes(self) -> dict[Any, tuple[list[Symbol], dict[tuple[int, ...], int]]]:
-        """Of each expression: the dynamic sizes in it, and its values by the roots of these."""
+        """Return, for each expression, the dynamic sizes in it, and its known values by their roots."""
         return {}
 
     @cached_property

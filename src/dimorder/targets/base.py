@@ -24,7 +24,7 @@ from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.verify import Run
 
-# What an artifact has that says nothing else.
+# The defaults of the fields that an artifact does not define itself.
 _NOTHING: Mapping[str, Any] = MappingProxyType(
     {
         "companions": {},
@@ -40,7 +40,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType(
 class Artifact:
     """The output of a target for one physical program: bytes to save, and a way to run them.
 
-    A target's own class has `data` and `run`, and whatever else it has to tell.
+    A target's own class defines `data` and `run`, and those of the other fields that apply to it.
 
     Attributes:
         data: The content of the file.
@@ -123,7 +123,7 @@ class OperatorCounts:
 
 @dataclass(frozen=True)
 class TargetFiles:
-    """How a target's files are read and checked.
+    """The functions that read and check a target's files.
 
     Attributes:
         load: Reads a file back, and returns its contract and a function that runs it. It may raise `OSError`
@@ -163,11 +163,11 @@ class TargetFiles:
 
 @dataclass(frozen=True)
 class TargetRuntime:
-    """What runs a target's programs in this process.
+    """The runtime of a target's programs in this process.
 
     Attributes:
         name: Its name in error messages. The default is the target's.
-        is_slow: Whether `lower` leaves out the run of the artifact that it compares with the network.
+        is_slow: Whether the runtime is so slow that `lower` by default does not run the artifact to check it.
         set_threads: Sets the number of threads that programs have.
         has_state: Whether a program may write its buffers.
     """
@@ -180,7 +180,7 @@ class TargetRuntime:
 
 @dataclass(frozen=True)
 class DynamicSizes:
-    """That `emit` takes programs with dynamic sizes, and what a target can do with them.
+    """The support of a target for dynamic sizes: its `emit` accepts programs that have them.
 
     Attributes:
         capabilities: Returns the capabilities for a captured graph in which the given sizes are dynamic. None
@@ -196,7 +196,7 @@ class Recipe:
 
     Attributes:
         quantizer: Returns torchao's `Quantizer`, which says what is quantised, and how.
-        install: What to do if a module is missing.
+        install: The advice in the error about a missing module.
         dynamic: Whether the scales of values are found as the network runs, without calibration.
     """
 
@@ -211,16 +211,16 @@ class Target:
 
     Attributes:
         name: The name after `--target`.
-        info: What is known of it without an import.
+        info: The facts about it that need no import of its dependencies.
         emit: Writes a physical program under a contract.
         capabilities: The operators that it computes.
         costs: The charges for a plan, by objective. The first objective is the default.
         contenders: Pairs of an objective and a target, for each objective that only a compiler can measure.
             The plan of each pair is emitted, and the plan with the fewest cycles is kept.
         recipes: The ways of quantising a network for it, by name. The first recipe is the default.
-        files: How its files are read.
-        runtime: What runs its programs.
-        dynamic: How it serves ranges of sizes. None means that dynamic sizes are refused.
+        files: The functions that read and check its files.
+        runtime: The runtime of its programs in this process.
+        dynamic: Its support for ranges of sizes. None means that dynamic sizes are refused.
         quantized: The target that replaces this one for quantised networks. It reads and returns integers.
         with_options: Returns this target with other options, which are keywords with string values.
         fused: Returns what a physical program computes in integers, by `fuse_quantized`. None means that the

@@ -48,8 +48,8 @@ def make_delegate(
     """Return a delegate with these bytes, for operands and results like the given ones.
 
     `backend` is the name that the runtime registers, and `options` are its compile specs. With dynamic sizes,
-    `reads` are tensors without data of such sizes, and `shapes` are the results' shapes, computed from one
-    flat sequence of the operands' sizes.
+    `reads` are tensors without data of such sizes, and `shapes` are the shapes of the results. A dynamic size
+    in `shapes` is a function of one flat sequence of the operands' sizes.
     """
     shapes = [tuple(result.shape) for result in gives] if shapes is None else shapes
     return LoweredBackendModule(_stand_in(reads, gives, shapes), backend, blob, list(options), constants)
@@ -137,7 +137,7 @@ def _drop_cached_delegates() -> None:
 
 
 class _StandIn(ExportedProgram):
-    """What ExecuTorch runs for a delegate while it traces: a graph that reads no state, run as it is."""
+    """A graph that ExecuTorch runs for a delegate while it traces: it reads no state, and runs as it is."""
 
     def module(self, check_guards: bool = True) -> GraphModule:
         graph_module: GraphModule = self.graph_module

@@ -1,7 +1,7 @@
 """Write graphs of dense tensors: views are followed, and nothing is transposed unless the plan asks for it.
 
-A target's writer adds its operators. Where tensors have names and shapes, a reshape is written late, once,
-and only if an operator reads it.
+A target's writer adds its operators. `NamedWriter` gives tensors names and shapes. It writes a reshape late,
+once, and only if an operator reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ D = TypeVar("D")
 
 
 class ViewWriter(ABC, Generic[V]):
-    """Gives operators dense operands."""
+    """A writer that gives operators dense operands."""
 
     def __init__(self) -> None:
         self._transposed: dict[View[V], V] = {}
@@ -91,7 +91,7 @@ T = TypeVar("T", bound=StoredTensor)
 
 
 class NamedWriter(ViewWriter[N], Generic[N, T]):
-    """Writes a graph whose tensors have names.
+    """A writer of a graph whose tensors have names.
 
     `hint` is the name of the next operators' results, or its beginning.
     """

@@ -1,4 +1,4 @@
-"""Say under which conditions XNNPACK's int8 kernels compute what a quantized program does.
+"""Define the conditions under which XNNPACK's int8 kernels compute the operators of a quantized program.
 
 ExecuTorch and LiteRT both run them, so targets xnnpack and litert share the conditions.
 

@@ -99,17 +99,17 @@ def unsupported_tensor(value: Any, target: str, dtypes: Collection[torch.dtype])
 
 @dataclass(frozen=True)
 class Row:
-    """How one operator is written, and which of its calls cannot be.
+    """The functions that write one operator for a target, and refuse calls that cannot be written.
 
     Attributes:
-        build: takes the target's writer and the arguments. Returns a dense value, a View, or a list of dense
+        build: Takes the target's writer and the arguments. Returns a dense value, a View, or a list of dense
             values.
-        check: returns why a call cannot be written, or None.
-        relabel: whether the operator moves no element, or moves elements only as part of a conversion.
-        integers: whether the operator takes int8 and uint8 besides the target's own types.
-        halves: returns whether `build` computes a half-precision call in half precision. Other calls are
+        check: Returns why a call cannot be written, or None.
+        relabel: Whether the operator moves no element, or moves elements only as part of a conversion.
+        integers: Whether the operator takes int8 and uint8 besides the target's own types.
+        halves: Returns whether `build` computes a half-precision call in half precision. Other calls are
             written in float32, and the table adds the casts before and after them.
-        kernel: how the target computes the operator between quantized values, if it computes in integers.
+        kernel: The target's kernel for the operator between quantized values, if it computes in integers.
     """
 
     build: Callable[[Any, Arguments], Any]

@@ -26,20 +26,20 @@ COUNTED: Mapping[str, str] = MappingProxyType(
 class TargetInfo:
     """A target as its entry point names it: a value in a module with only light imports.
 
-    Two targets may share a suffix. Of these, one whose files are archives has a `member`.
+    Two targets may share a suffix. One of them, whose files are archives, is then recognised by `member`.
 
     Attributes:
-        suffix: the suffix of its files.
-        summary: one line for `--help`.
-        install: the command in the error about a missing module.
-        target: the place of the `Target` itself, as "package.module:NAME".
-        kind: the name in errors of a file that `dimorder check` reads. None if it reads none.
-        begins: the offset and the bytes that identify such a file. None means that the suffix identifies it.
-        family: the name that stands in lists for several targets that are alike.
-        member: a part of a name in the archive, which the archives of the other target do not contain.
-        objectives: a line of help for each objective of a plan, the default first.
-        recipes: a line of help for each recipe of `quantize`, the default first.
-        options: a line of help for each option of `--option`.
+        suffix: The suffix of its files.
+        summary: One line for `--help`.
+        install: The command in the error about a missing module.
+        target: The place of the `Target` itself, as "package.module:NAME".
+        kind: The name in errors of a file that `dimorder check` reads. None if it reads none.
+        begins: The offset and the bytes that identify such a file. None means that the suffix identifies it.
+        family: The name that stands in lists for several targets that are alike.
+        member: A part of a name in the archive, which the archives of the other target do not contain.
+        objectives: A line of help for each objective of a plan, the default first.
+        recipes: A line of help for each recipe of `quantize`, the default first.
+        options: A line of help for each option of `--option`.
 
     >>> info = TargetInfo(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
     >>> info.is_file("a name of any kind", bytes(4) + b"TOSA..."), info.is_file("net.tosa", b"else")

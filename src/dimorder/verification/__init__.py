@@ -2,5 +2,5 @@
 
 `verify` compares floats, and `verify_integers` quantised networks. `numerics` runs either in float64, the
 reference of both. `fp16_accumulation` runs a network as kernels do that add up in float16. `arithmetic` has
-the sums and roundings of integer kernels, from which each target's model is made, and `differences` compares.
+the sums and roundings of integer kernels, which the targets' models use. `differences` compares integers.
 """

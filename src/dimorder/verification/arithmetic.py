@@ -1,4 +1,4 @@
-"""Compute what the integer kernels of all targets share: sums of products, windows, moves, and roundings.
+"""Define the arithmetic that all integer kernels share: sums of products, windows, moves, and roundings.
 
 Sums are exact if the operands are integers in float64, which holds each sum of products exactly. Pictures are
 NHWC, and weights (O, *taps, I / groups). A target's table says which operator is which of these functions,

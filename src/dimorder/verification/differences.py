@@ -1,4 +1,4 @@
-"""Say by how much integers may differ from those that are computed anew, and compare them."""
+"""Compare integers with recomputed ones, and define how many may differ, and by how much."""
 
 from __future__ import annotations
 

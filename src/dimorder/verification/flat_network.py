@@ -1,4 +1,4 @@
-"""Call a network by a flat list of its tensors, as a program is called."""
+"""Call a network with a flat list of tensors, as a lowered program is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a program in float64, so that its numbers do not depend on the order of sums, or with noise.
+"""Run a program in float64, so that its results do not depend on the order of sums, or with random noise.
 
 In a quantised program the floats between dequantize and quantize are computed in float64. Another order of
 sums then moves no value across a rounding boundary.
@@ -50,7 +50,7 @@ def record_quantized(
 class FunctionalProgram:
     """An exported program as a graph that writes to nothing.
 
-    Its constants and buffers are among its inputs. What it leaves in buffers comes before its results.
+    Its constants and buffers are among its inputs. It returns the buffers' new values before its results.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
@@ -131,7 +131,7 @@ class Float64Run(GraphRun):
             to half of its step.
 
     Attributes:
-        differences: by how many quanta the own result of each forced node differs.
+        differences: The difference in quanta between each forced value and the node's own result.
 
     >>> class Net(torch.nn.Module):
     ...     def forward(self, x):

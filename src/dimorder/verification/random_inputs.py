@@ -1,4 +1,4 @@
-"""Draw inputs like the examples of a network: of one magnitude or of many, near the examples"""
+"""Draw random inputs in the shapes of examples: of one magnitude, of many, or near the examples."""
 
 from __future__ import annotations
 

@@ -67,15 +67,15 @@ Outputs = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Verified:
-    """What runs on random inputs have shown.
+    """The result of comparing a network with its program on random inputs.
 
     Attributes:
-        max_rel_error: the largest relative error of any output, of the physical program and, if
+        max_rel_error: The largest relative error of any output, of the physical program and, if
             `artifact_ran`, of the artifact.
-        eager_error: how far the network's own float32 is from float64, or its own half precision. It is
-            measured only if an error is above the tolerance, else None.
-        artifact_ran: whether the artifact was run.
-        input_matters: whether other inputs give other outputs. If not, the other figures show little.
+        eager_error: The error of the network's own float32 or half precision against float64. It is measured
+            only if an error is above the tolerance, else None.
+        artifact_ran: Whether the artifact was run.
+        input_matters: Whether other inputs give other outputs. If not, the other figures show little.
     """
 
     max_rel_error: float

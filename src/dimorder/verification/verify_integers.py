@@ -1,17 +1,17 @@
-"""Check that the program of a quantised network is that network.
+"""Check that the program of a quantised network computes the same integers as the network.
 
-Roundings of floats move integers here and there, and a deep network carries that far. So each of three steps
-is compared with its own reference.
+A float that is rounded differently changes an integer by 1, and a deep network amplifies the change. So each
+of three steps is compared with its own reference.
 
-1. The captured form computes the network's integers, each from those that the network has. A few may differ,
-   by one quantum.
-2. The physical program has the captured form's integers, in float64, where no sum rounds across a half.
-3. The artifact gives what its integer kernels are defined to give, bit for bit. What was written for them is
-   the physical program: each kernel gives its integers from those before it, and a few may differ.
+1. The captured form computes the network's integers, each from the network's earlier integers. A few may
+   differ, by 1.
+2. The physical program computes the captured form's integers in float64, which rounds no sum across a half.
+3. The artifact returns, bit for bit, the integers that its kernels are defined to return. The graph of these
+   kernels computes the physical program's integers, each from its own earlier integers. A few may differ.
 
-A target may quantise dynamically by smaller tokens than the network does, with smaller steps. So the artifact
-is also compared with the network. It may be off by a multiple of a change: that of moving each value by up to
-half of the network's own step.
+In dynamic quantisation, fewer elements may share a scale on a target than in the network, with smaller steps.
+So the artifact is also compared with the network. The tolerance is a multiple of how much the outputs change
+if each value moves by up to half of the network's own step.
 """
 
 from __future__ import annotations

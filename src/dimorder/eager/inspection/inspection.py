@@ -57,12 +57,12 @@ class Inspection:
     """The places where a model changed the order of its values, from one real run.
 
     Attributes:
-        name: the name of the model.
-        order: the order of weights and inputs in the run, or None for their own.
-        inputs: the shapes of the inputs.
-        findings: the places, one per call.
-        calls: every operator that ran.
-        model_us: the time of the first run, which was not watched.
+        name: The name of the model.
+        order: The order of weights and inputs in the run, or None for their own.
+        inputs: The shapes of the inputs.
+        findings: The places, one per call.
+        calls: Every operator that ran.
+        model_us: The time of the first run, which was not watched.
     """
 
     name: str

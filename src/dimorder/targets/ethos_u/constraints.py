@@ -1,7 +1,7 @@
 """Refuse the operators that Vela would refuse, since its own errors name no operator of the network.
 
 Ethos-U85 takes everything in TOSA's level 8K. For U55 and U65 these are the conditions of `vela
---supported-ops-report` that Vela 5.1.0 checks in a graph. It splits other operators into ones that they have.
+--supported-ops-report` that Vela 5.1.0 checks in a graph. Vela splits other operators into supported ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Estimate the cost of conversions on an Ethos-U, for a plan that Vela compiles beside others.
 
-Only Vela knows the cycles of a graph, and not even Vela those of one conversion in it, since it fuses and
-overlaps. But a permutation of channels is a convolution (see `permutation`), which takes a small part of the
-cycles of other transposes. A plan should prefer it.
+Only Vela knows the cycles of a graph. Even Vela does not know the cycles of one conversion, since it fuses
+and overlaps operators. But a permutation of channels is a convolution (see `permutation`), which takes a
+small part of the cycles of other transposes. A plan should prefer it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Merge the graphs of a network at several points into one LiteRT graph for all sizes.
 
-The graphs differ in numbers alone. LiteRT derives the shapes of most values. Where an operator reads a size
-as a constant, it is left to LiteRT too, or computed from the shapes of earlier values.
+The graphs differ in numbers alone. LiteRT derives the shapes of most values. A size that an operator reads as
+a constant is derived by LiteRT too, or computed from the shapes of earlier values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The coefficients of functions that are written as polynomials."""
+"""List the coefficients of functions that are written as polynomials."""
 
 # erf is x P(x²) / Q(x²), the lowest last (Eigen's float32 erf; off by at most 4 ulp).
 ERF_P = (

@@ -1,7 +1,7 @@
-"""Compute bit for bit the outputs of a file that computes in integers, to check the runtime.
+"""Compute the exact outputs of a file that computes in integers, to check the runtime bit for bit.
 
-The model computes integers anew. Floats may be rounded differently in some places, so the file is made a
-second time with more outputs: the integers that floats were rounded to. The model continues from these.
+The model computes integers anew. It may round floats differently in some places. So a second file has more
+outputs: the integers that the runtime rounded floats to. The model continues from these.
 
 The model comes from the graph that was written, so it cannot show that the wrong graph was written. It is
 therefore also compared with the physical program, value by value, and so are the roundings of floats.

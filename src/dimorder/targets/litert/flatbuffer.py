@@ -52,7 +52,7 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class TfLiteScales:
-    """What the integers of a tensor stand for: one scale, or a scale for each index of dimension `dim`."""
+    """The zero point and scales of a tensor's integers: one scale, or one for each index of `dim`."""
 
     scales: tuple[float, ...]
     zero_point: int = 0

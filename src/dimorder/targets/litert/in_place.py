@@ -1,8 +1,8 @@
 """Keep LiteRT's own kernels from overwriting a value that is still to be read.
 
 LiteRT 2.3.0 (`arena_planner.cc`) lets a RESHAPE share the memory of its operand, and arithmetic write its
-result over an operand. It does so if one operator alone reads that operand, and one alone the first tensor in
-that memory; it forgets the tensors between them.
+result over an operand. It does so if that operand has one reader, and so has the first tensor in that memory.
+It ignores the readers of the other tensors that share the memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""List how LiteRT's XNNPACK delegate computes each physical operator of integers: the conditions table.
+"""List the conditions under which LiteRT's XNNPACK delegate computes each physical operator in integers.
 
-Operators that always move elements need no row. An operator without a row is a float island, and so is one
-that runs beside the delegate: floats inside of it are faster than a part of the network outside of it.
+Operators that always move elements need no row. An operator without a row is computed in floats (a float
+island). So is an operator whose integers run outside the delegate: floats inside the delegate are faster.
 """
 
 from __future__ import annotations

@@ -23,17 +23,17 @@ F32 = torch.float32
 class LiteRtValue(NamedValue[torch.dtype]):
     """A tensor of a LiteRT graph, seen in some shape.
 
-    Integers that stand for floats have `of`, and float32 as their `dtype`. What reads them in floats gets
-    them dequantized.
+    Integers that stand for floats have `of`, and float32 as their `dtype`. They are dequantized for an
+    operator that computes in floats.
     """
 
     of: IntegerType | None = None
 
 
 class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
-    """Writes operators that read and write integers.
+    """A writer of operators that read and write integers.
 
-    `in_integers` says how the one operator of the next call that computes does so.
+    `in_integers` says how the next call computes in integers; it applies to the first operator that computes.
     """
 
     def __init__(self) -> None:

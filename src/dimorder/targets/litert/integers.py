@@ -1,4 +1,4 @@
-"""Say how LiteRT's operators read and write integers: which move them, where weights are, which clamp.
+"""List how LiteRT's operators treat integers: which move them, which have weights, and which clamp.
 
 Integers of a file are int8, or uint8 at its boundary. LiteRT wants weights without zero point, and biases of
 int32 whose scale is that of the input times that of the weight.
@@ -73,8 +73,8 @@ def bounds_of(low: float, high: float, of: IntegerType) -> tuple[int, int]:
 def activation(low: float, high: float, of: IntegerType) -> int | None:
     """Return the activation that clamps integers of a type to these bounds, or None.
 
-    A bound that lies as far from one integer as from the next one is left to no activation, since kernels may
-    round it to either side.
+    Return None for a bound that lies halfway between two integers of the type. Kernels may round such a bound
+    to either side.
 
     >>> of = IntegerType(torch.int8, 0.0625, -128)
     >>> [activation(*bounds, of) for bounds in ((0.0, 99.0), (0.0, 6.0), (0.0, 5.0))]

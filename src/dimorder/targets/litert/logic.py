@@ -145,8 +145,8 @@ def _towards_zero(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValu
 def _exact_quotient(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
     """Return the quotient of int64 `x`, which is a multiple of `y`. DIV and FLOOR_DIV have no int64.
 
-    A quotient of floats leaves a rest of at most 2^-22 of it and one more, and is exact if it is 1: so four
-    of them, each of the rest before it, make 64 bits.
+    A division in floats is off by at most 2^-22 of the quotient, plus 1, and is exact if the quotient is 1.
+    So four divisions, each of the remainder that the last one left, cover 64 bits.
     """
     divisor, quotient, rest = cast(w, y, F32), None, x
     for _ in range(4):

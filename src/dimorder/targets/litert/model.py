@@ -1,7 +1,7 @@
 """Compute in torch what LiteRT's XNNPACK delegate gives for integers; the runtime must agree bit for bit.
 
-`ROUNDINGS` says how each operator of integers rounds. Floats are not computed: what is rounded from them is
-the runtime's, and is compared with the physical program.
+`ROUNDINGS` says how each operator of integers rounds. The model computes no floats. The runtime supplies the
+integers that are rounded from floats; these are compared with the physical program.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from dimorder.verification import xnnpack_roundings as roundings
 
 @dataclass(frozen=True)
 class LiteRtModel:
-    """A finished graph.
+    """A finished LiteRT graph, with functions that compute its integers in torch.
 
-    `rounded` are the values that the model does not compute from what is known: integers, outputs, and what
-    an operator with dynamically quantized rows reads and gives.
+    `rounded` names the values that the runtime must supply, because the model cannot compute them. These are
+    integers, outputs, and the operands and results of linears that quantize each row dynamically.
     """
 
     graph: TfLiteGraph

@@ -1,4 +1,4 @@
-"""Change the operators of a finished LiteRT graph: clamps belong to what they clamp, constants are halved."""
+"""Fuse clamps of a finished LiteRT graph into the operators before them, and store constants as float16."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Write the operators that compute each element from the elements at the same place as LiteRT operators.
 
-What XNNPACK computes is preferred to an operator that LiteRT's own kernels compute.
+Operators that XNNPACK computes are preferred to operators that only LiteRT's own kernels compute.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def softplus(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
 
 
 def mish(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
-    """Compute x · tanh(log(1 + e)) with e = exp(x) as x · n / (n + 2), where n = e · (e + 2).
+    """Compute `x · tanh(log(1 + e))`, where e = exp(x), as `x · n / (n + 2)`, where `n = e · (e + 2)`.
 
-    From 20 on it is x.
+    The result is x from 20 on.
     """
     power = w.elementwise("EXP", clamp(w, x, high=20.0))
     n = mul(w, power, add(w, power, 2.0))

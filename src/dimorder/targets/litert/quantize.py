@@ -1,4 +1,4 @@
-"""Write the operators that round floats to integers, and those that integers stand for."""
+"""Write quantize, dequantize and dynamic quantization as LiteRT operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _quantize(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _dequantize(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue]:
-    """Return the integers themselves, which stand for floats. What computes with these dequantizes them."""
+    """Return the integers themselves. An operator that computes in floats dequantizes them later."""
     view: View[LiteRtValue] = a.input
     assert view.value.of is not None, f"nothing says what {view.value} stands for"
     return view

@@ -1,4 +1,4 @@
-"""Leave out RESHAPEs after linears where a RESHAPE before them can do the same."""
+"""Remove RESHAPEs after linears if a RESHAPE before them can have the same effect."""
 
 from __future__ import annotations
 

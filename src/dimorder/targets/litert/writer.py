@@ -195,9 +195,9 @@ class LiteRtWriter(TfLiteIntegerWriter):
     ) -> LiteRtValue:
         """Write an operator on each element.
 
-        Operands broadcast as in torch, numbers take the last value's type. The first computed value that has
-        all elements is read in the shape in which it was written, and the others in dimensions that fit it,
-        so that no RESHAPE interrupts a chain of such operators.
+        Operands broadcast as in torch. Numbers take the last value's type. The first computed value that has
+        all elements is read in the shape in which it was written. The other operands get dimensions that fit
+        this shape, so no RESHAPE interrupts a chain of such operators.
         """
         like = [operand for operand in operands if isinstance(operand, LiteRtValue)][-1].dtype
         values = [o if isinstance(o, LiteRtValue) else self.number(o, like) for o in operands]
@@ -223,8 +223,8 @@ class LiteRtWriter(TfLiteIntegerWriter):
     def _whole_shapes(self, values: Sequence[LiteRtValue], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the shapes in which computed values with all elements were written, and at last `shape`.
 
-        If nothing but single elements is computed, `shape` comes without the dimensions of 1 that it begins
-        with: constants may have any shape, and a reader can add them.
+        If every computed value is a single element, `shape` comes without its leading dimensions of 1.
+        Constants may have any shape, and a reader can add these dimensions.
         """
         computed = [value for value in values if self._tensors[value.tensor].data is None]
         written = [self._tensors[value.tensor].shape for value in computed if value.size == math.prod(shape)]

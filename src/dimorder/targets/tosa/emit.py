@@ -38,8 +38,8 @@ ENDS_FIX = "quantise inputs first thing and outputs last thing, or choose anothe
 def read_program(program: ExportedProgram, operators: Table) -> tuple[Signature, FusedProgram]:
     """Return the signature of a physical program, and what it computes in integers.
 
-    Raises `UnsupportedError` for a program with state, for an operator that TOSA lacks, and for one of a
-    quantised program that would be a float island, with its name and source line.
+    Raises `UnsupportedError` for a program with state, for an operator that TOSA lacks, and for one that a
+    quantised program would compute in floats. The error names the operator and its source line.
     """
     signature = read_signature(program)
     for name in signature.state:

@@ -168,7 +168,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         Operands broadcast as in torch, numbers take the last value's dtype.
 
         `extra` follows the operands as it is. Values of one shape are read in the shape in which the first
-        one was written, so that no RESHAPE interrupts a chain of such operators.
+        one was written. So no RESHAPE interrupts a chain of such operators.
         """
         like = [operand for operand in operands if isinstance(operand, TosaValue)][-1].dtype
         values = [o if isinstance(o, TosaValue) else self.number(o, like) for o in operands]

@@ -27,10 +27,10 @@ from dimorder.targets.xnnpack.weights import XnnWeights
 
 
 class XnnBuilder(ViewWriter[XnnValue]):
-    """Adds values and nodes to an XNNPACK graph.
+    """A writer of values and nodes of an XNNPACK graph.
 
-    `origin` is the program's node for which the next ones are written, and `in_integers` how its one node
-    that computes reads integers: to give integers, or to give floats.
+    `origin` is the program's node for which the next nodes are written. `in_integers` says how the one of
+    these that computes reads integers: to return integers, or to return floats.
     """
 
     def __init__(self, graph: XnnGraph | None = None) -> None:

@@ -32,10 +32,10 @@ class Delegate:
     """A group of operators as an XNNPACK graph.
 
     Attributes:
-        reads: the nodes that it reads.
-        results: the nodes that it returns.
-        graph: the graph as it was built, before the passes.
-        integers: the values of the quantize nodes.
+        reads: The nodes that it reads.
+        results: The nodes that it returns.
+        graph: The graph as it was built, before the passes.
+        integers: The values of the quantize nodes.
     """
 
     reads: list[Node]

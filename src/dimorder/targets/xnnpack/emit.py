@@ -79,9 +79,9 @@ def emit(
     `constant_methods` become methods that return the text. `operators` are those that the delegates compute.
     `contract` is the file's contract, which a program with dynamic sizes needs: it names them.
 
-    Raises `UnsupportedError` for a write to an input, for an input or output that is not a tensor, and for a
-    dynamic size that no contract names. It does so too for an operator that neither XNNPACK nor the runtime's
-    portable kernels know.
+    Raises `UnsupportedError` for a write to an input, and for an input or output that is not a tensor. It is
+    raised too for a dynamic size that no contract names, and for an operator that neither XNNPACK nor the
+    runtime's portable kernels know.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):

@@ -1,9 +1,9 @@
-"""Compute bit for bit the outputs of a file that computes in integers, to check the runtime.
+"""Compute the exact outputs of a file that computes in integers, to check the runtime bit for bit.
 
 A model computes the delegates anew, and torch the operators outside of them. Both may round floats
-differently in some places. So the file is made a second time with more outputs: the roundings of floats, and
-the results of portable kernels. The model is compared with each of these that is a float, and continues from
-the runtime's value.
+differently in some places. So a second file has more outputs: the roundings of floats, and the results of
+portable kernels. The model is compared with each of these that is a float, and continues from the runtime's
+value.
 
 The model comes from the graph that was written, so it cannot show that the wrong graph was written. It is
 therefore also compared with the physical program, value by value.

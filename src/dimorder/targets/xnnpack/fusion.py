@@ -1,6 +1,6 @@
 """Fuse the clamps of a finished XNNPACK graph with the nodes before them.
 
-XNNPACK fuses more when it makes a runtime, which must not change a result.
+XNNPACK fuses more clamps when it makes a runtime. This module prevents fusions that would change a result.
 """
 
 from __future__ import annotations

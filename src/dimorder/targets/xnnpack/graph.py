@@ -48,11 +48,11 @@ class XnnScales:
     """The scales of a weight's integers.
 
     Attributes:
-        values: the scales: one per output channel, or one per element.
-        stored: their bytes in the file.
-        count: the number of scales in the file.
-        dim: the dimension of the output channels.
-        group: the number of inputs that share a scale, if that is not all of them.
+        values: The scales: one per output channel, or one per element.
+        stored: Their bytes in the file.
+        count: The number of scales in the file.
+        dim: The dimension of the output channels.
+        group: The number of inputs that share a scale, if that is not all of them.
     """
 
     values: torch.Tensor
@@ -67,10 +67,10 @@ class XnnConstant:
     """The content of a constant value.
 
     Attributes:
-        data: its elements: float32, or integers.
-        stored: its bytes in the file.
-        integers: the integers that floats are made of.
-        scales: the scales of a weight's integers.
+        data: Its elements: float32, or integers.
+        stored: Its bytes in the file.
+        integers: The integers that floats are made of.
+        scales: The scales of a weight's integers.
     """
 
     data: torch.Tensor
@@ -84,18 +84,18 @@ class XnnValue:
     """A dense XNNPACK value of `shape`, slowest dimension first.
 
     Attributes:
-        id: its place among the values of the graph.
-        shape: its sizes.
-        datatype: its type, as the schema names it.
-        origin: the program's node for which it is written.
-        integer_type: what its integers stand for.
-        constant: its content, if it is a constant.
-        is_input: whether it is an external input.
-        is_output: whether it is an external output.
-        is_rounded: whether it is an input that was computed in floats.
-        reshaped: the value that this one is a reshape of.
-        nonbatch: the number of dimensions that share a scale, for integers that are quantised dynamically.
-        is_inline: whether the constant is in the graph's own bytes, since nodes read it by pointer.
+        id: Its place among the values of the graph.
+        shape: Its sizes.
+        datatype: Its type, as the schema names it.
+        origin: The program's node for which it is written.
+        integer_type: The type, scale and zero point of its integers.
+        constant: Its content, if it is a constant.
+        is_input: Whether it is an external input.
+        is_output: Whether it is an external output.
+        is_rounded: Whether it is an input that was computed in floats.
+        reshaped: The value that this one is a reshape of.
+        nonbatch: The number of dimensions that share a scale, for integers that are quantised dynamically.
+        is_inline: Whether the constant is in the graph's own bytes, since nodes read it by pointer.
     """
 
     id: int

@@ -173,9 +173,9 @@ def _softplus(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _mish(w: XnnBuilder, a: Arguments) -> XnnValue:
-    """Compute x · tanh(log(1 + e)) with e = exp(x) as x · n / (n + 2), where n = e · (e + 2).
+    """Compute `x · tanh(log(1 + e))`, where e = exp(x), as `x · n / (n + 2)`, where `n = e · (e + 2)`.
 
-    From 20 on it is x.
+    The result is x from 20 on.
     """
     x = w.dense(a.self)
     power = apply(w, "Exp", w.clamp(x, -math.inf, 20))

@@ -1,4 +1,4 @@
-"""Write XNNPACK graphs without data, to see what XNNPACK would run, and whether it derives all sizes."""
+"""Write XNNPACK graphs without data, to see which kernels would run, and if XNNPACK derives all sizes."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def unfit_sizes(
 ) -> str | None:
     """Return why XNNPACK cannot compute a call at all sizes, or None.
 
-    A view may run outside, so it is not refused here. Nor is a constant of a dynamic size that another value
-    of the delegate may have: which values a delegate has is known when the program is divided.
+    A view is never refused here, since it may run outside. Neither is a constant of a dynamic size that
+    another value of the delegate may have. The values of a delegate are known when the program is divided.
     """
     if operators.is_relabel(call):
         return None
@@ -104,8 +104,8 @@ def unfit_sizes(
 def keep_unfit_sizes_outside(plan: Partition) -> None:
     """Divide a program with dynamic sizes again until XNNPACK derives all sizes in its delegates.
 
-    Operators that XNNPACK cannot compute at all sizes run outside, as the plan has it. So do views, if no
-    reader of the view can read its operand, and operators with a constant of a dynamic size that no other
+    Operators that XNNPACK cannot compute at all sizes run outside, as planned. So do views, if no reader of
+    the view can read its operand instead. So do operators with a constant of a dynamic size that no other
     value of the delegate has.
 
     Raises `StageError` for an operator that the plan has inside.

@@ -1,6 +1,6 @@
-"""Name the alternatives between operators that give the same integers.
+"""Define the choices between TOSA operators that compute the same integers.
 
-Only an NPU's compiler knows their cost.
+Only an NPU's compiler knows what each of them costs.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass(frozen=True)
 class Forms:
-    """The form in which a graph is written: for each flag, the operators if true, else those after "else".
+    """The operators that a graph is written in: for each flag, those if it is true; else those after "else".
 
-    `multiplies_constants`: int8 constants are operands of MUL and ADD, which Ethos-U85 computes on the way;
-    else a per-channel constant makes a depthwise convolution of one tap.
+    `multiplies_constants`: int8 constants are operands of MUL and ADD; else a depthwise convolution of one
+    tap applies a per-channel constant. Ethos-U85 computes such a MUL or ADD along with other operators.
 
-    `sums_windows`: sums of neighbours are depthwise convolutions with ones; else REDUCE_SUM.
+    `sums_windows`: depthwise convolutions with ones compute sums of neighbours; else REDUCE_SUM.
 
-    `permutes_by_convolution`: a permutation of channels is a convolution with ones and zeros; else TRANSPOSE.
+    `permutes_by_convolution`: a convolution with ones and zeros permutes channels; else TRANSPOSE.
 
     `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 

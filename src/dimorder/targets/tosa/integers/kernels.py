@@ -1,6 +1,6 @@
-"""Say under which conditions TOSA's graphs of integers compute an operator.
+"""Define the conditions under which a TOSA graph of integers computes an operator.
 
-Values are functions of one quantized value, or sums in wider integers. The rows name their kernels.
+Values are functions of one quantized value, or sums in wider integers. Each row of the table has a kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute a graph of integers by TOSA's arithmetic in torch.
 
-Arm's reference model must give the same bits, and is much slower. Whatever TOSA rounds is an integer times an
-integer, shifted right, with halves rounded up (`arithmetic.shift_right`).
+Arm's reference model must give the same bits, and is much slower. TOSA rounds only when it shifts a product
+of two integers to the right, and rounds halves up (`arithmetic.shift_right`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the operators that move elements: integers directly, and numbers by their integers."""
+"""Write the operators that move elements: a move of numbers becomes a move of their integers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,100 @@
+"""List every operator of a plan with the orders that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.graph.nodes import operator_name, where
+from dimorder.ops.problem_map import BufferInfo, layout_of
+from dimorder.ops.relation import AxisOrder
+from dimorder.plans.network_plan import NetworkPlan, order_name
+
+Family = Literal["row-major", "channels-last", "permuted", "cut"]
+
+FAMILIES: Mapping[str, str] = {
+    "row-major": "as the shape is written",
+    "channels-last": "dimension 1 fastest",
+    "permuted": "whole dimensions in another order",
+    "cut": "dimensions cut, their pieces apart",
+}
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator: the orders that it reads and writes, and the conversions that its operands need first."""
+
+    operator: str
+    source: str
+    module: str
+    shape: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    family: Family
+    conversions: tuple[int, ...]
+    note: str
+
+
+def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
+    """Return every operator of a plan in sequence, with the orders that it reads and writes."""
+    extracted, choice = plan.extracted, plan.layout_plan.choice
+    first_consumer: dict[int, list[int]] = {}
+    for number, conversion in enumerate(plan.layout_plan.conversions):
+        first_consumer.setdefault(min(conversion.consumers), []).append(number)
+    relations, blocked = extracted.annotated.relations, extracted.annotated.blocked
+    module = ""
+    for index, site in enumerate(extracted.sites):
+        arrangement = extracted.arrangements[index][choice[index]]
+        orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        buffers = [extracted.buffers[view.buffer] for view in site.views]
+        named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
+        contract = site.kind in ("input", "output", "state")
+        module = "contract" if contract else _module(site.node) or module
+        relation = relations.get(site.node)
+        note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
+        yield OperatorRow(
+            operator=f"{site.kind} {site.node.name}" if contract else operator_name(site.node),
+            source="the last call"
+            if site.kind == "state"
+            else "the caller"
+            if contract
+            else where(site.node),
+            module=module,
+            shape=_shape(site.node),
+            reads=tuple(named[: len(site.reads)]),
+            writes=tuple(named[len(site.reads) :]),
+            # An operator whose results are no tensors writes no order, so its last operand's order counts.
+            family=family_of(buffers[-1], orders[-1]) if orders else "row-major",
+            conversions=tuple(first_consumer.get(index, ())),
+            note=note
+            or ("its cut dimensions stay together" if site.node in blocked and not contract else ""),
+        )
+
+
+def family_of(info: BufferInfo, order: AxisOrder) -> Family:
+    """Return the kind of an order, for the value's own shape: the first kind that fits."""
+    shape = _shape(info.root)
+    if list(order) == sorted(order):
+        return "row-major"
+    owners = [info.tensor.dims[axis] for axis in order]
+    runs = [dim for i, dim in enumerate(owners) if i == 0 or owners[i - 1] != dim]
+    split = any(a > b for a, b in pairwise(order) if info.tensor.dims[a] == info.tensor.dims[b])
+    if split or len(set(runs)) < len(runs):
+        return "cut"
+    ones = [dim for dim, size in enumerate(shape) if size == 1]
+    last = DimOrder.channels_last(len(shape))
+    return "channels-last" if DimOrder(*ones, *runs).equivalent(last, shape) else "permuted"
+
+
+def _module(node: Any) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (list, tuple)) else value
+    return tuple(int(size) for size in first.shape)

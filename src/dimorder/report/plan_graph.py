@@ -1,0 +1,163 @@
+"""Lay out a plan as a graph: operators in layers, wrapped into columns, and the path of every edge.
+
+A column is read from top to bottom, and continues at the top of the next one, as a newspaper is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+from dimorder.plans.network_plan import NetworkPlan
+
+WIDTH, HEIGHT = 150, 36  # of an operator's box, in the units of the picture
+_LANE, _LAYER, _GAP = 174, 62, 60  # distances between boxes, and between columns
+_FEWEST_LAYERS = 10  # of a column
+_PAGE = 1.7  # width over height of the picture
+_MOST_LANES = 12  # that an edge goes aside to pass operators
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One operator reads what another one wrote; `conversion` is the number of a conversion between them."""
+
+    source: int
+    target: int
+    conversion: int | None
+
+
+def edges_of(plan: NetworkPlan) -> Iterator[Edge]:
+    """Return the edges between the operators of a plan, each pair once per value.
+
+    A state is written after it is read, so its edge leads back.
+    """
+    sites = plan.extracted.sites
+    written = {view.buffer: index for index, site in enumerate(sites) for view in site.writes}
+    converted = {
+        (each.buffer, consumer): number
+        for number, each in enumerate(plan.layout_plan.conversions)
+        for consumer in each.consumers
+    }
+    for index, site in enumerate(sites):
+        for buffer in dict.fromkeys(view.buffer for view in site.reads):
+            yield Edge(written[buffer], index, converted.get((buffer, index)))
+
+
+@dataclass(frozen=True)
+class GraphLayout:
+    """The centres of the operators, the points that each edge passes, and the size of the picture."""
+
+    nodes: tuple[Point, ...]
+    paths: Mapping[Edge, tuple[Point, ...]]
+    width: float
+    height: float
+
+
+def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
+    """Return the layout of a graph with `count` operators in program order.
+
+    >>> lay_out(2, [Edge(0, 1, None)]).nodes
+    ((87.0, 31.0), (87.0, 93.0))
+    """
+    forward = [edge for edge in edges if edge.source < edge.target]
+    layers = _layers(count, forward)
+    lanes, corridors = _lanes(layers, forward)
+    most = max(layers, default=0) + 1
+    used = [*lanes, *(lane for lane in corridors.values())]
+    lane_count = max(used, default=0) - min(used, default=0) + 1
+    rows = max(_FEWEST_LAYERS, math.ceil(math.sqrt(most * (lane_count * _LANE + _GAP) / _LAYER / _PAGE)))
+    left = _column_starts(layers, lanes, corridors, rows)
+
+    def point(layer: int, lane: int) -> Point:
+        return left[layer // rows] + lane * _LANE, (layer % rows + 0.5) * _LAYER
+
+    nodes = tuple(point(*place) for place in zip(layers, lanes, strict=True))
+    paths = {}
+    for edge in edges:
+        (x, y), (end_x, end_y) = nodes[edge.source], nodes[edge.target]
+        between = range(layers[edge.source] + 1, layers[edge.target]) if edge in corridors else ()
+        passed = [point(layer, corridors[edge]) for layer in between if _turns(layer, between, rows)]
+        paths[edge] = ((x, y + HEIGHT / 2), *passed, (end_x, end_y - HEIGHT / 2))
+    points = [*nodes, *(each for path in paths.values() for each in path)]
+    width = max((x for x, _ in points), default=0.0) + _LANE / 2
+    return GraphLayout(nodes, paths, width, min(rows, most) * _LAYER)
+
+
+def _layers(count: int, edges: Sequence[Edge]) -> list[int]:
+    """Return for each operator the length of the longest path to it."""
+    layers = [0] * count
+    for edge in sorted(edges, key=lambda edge: edge.target):
+        layers[edge.target] = max(layers[edge.target], layers[edge.source] + 1)
+    return layers
+
+
+def _lanes(layers: Sequence[int], edges: Sequence[Edge]) -> tuple[list[int], dict[Edge, int]]:
+    """Return the lane of each operator, and the lane in which an edge passes the layers between its ends."""
+    first: dict[int, int] = {}
+    for edge in edges:
+        first.setdefault(edge.target, edge.source)
+    taken: set[tuple[int, int]] = set()
+    lanes = [0] * len(layers)
+    for index in sorted(range(len(layers)), key=lambda i: (layers[i], i)):
+        wished = lanes[first[index]] if index in first else 0
+        lanes[index] = next(lane for lane in _nearest(wished) if (layers[index], lane) not in taken)
+        taken.add((layers[index], lanes[index]))
+    corridors: dict[Edge, int] = {}
+    for edge in sorted(edges, key=lambda edge: layers[edge.target] - layers[edge.source]):
+        between = range(layers[edge.source] + 1, layers[edge.target])
+        if between:
+            near = list(islice(_nearest(lanes[edge.source]), 2 * _MOST_LANES))
+            free = (lane for lane in near if not any((layer, lane) in taken for layer in between))
+            lane = corridors[edge] = next(free, near[-1])
+            taken |= {(layer, lane) for layer in between}
+    return lanes, corridors
+
+
+def _nearest(lane: int) -> Iterator[int]:
+    """Yield the lanes by their distance from one: itself, right, left, farther right ..."""
+    yield lane
+    for distance in range(1, 10**6):
+        yield from (lane + distance, lane - distance)
+
+
+def _turns(layer: int, between: Sequence[int], rows: int) -> bool:
+    """Return whether an edge may turn at a layer: its first or last one, or the end of a column."""
+    return layer in (between[0], between[-1]) or layer % rows in (0, rows - 1)
+
+
+def svg_path(points: Sequence[Point]) -> str:
+    """Return points as the data of an SVG path that leaves and reaches each of them vertically.
+
+    >>> svg_path([(0, 0), (0, 50), (20, 90)])
+    'M0 0L0 50C0 70 20 70 20 90'
+    """
+    text = "M{:g} {:g}".format(*points[0])
+    for (x, y), (to_x, to_y) in pairwise(points):
+        bend = min(max(abs(to_y - y) / 2, 16), 60)
+        straight = x == to_x and to_y > y
+        curve = "" if straight else f"C{x:g} {y + bend:g} {to_x:g} {to_y - bend:g} {to_x:g} {to_y:g}"
+        text += curve or f"L{to_x:g} {to_y:g}"
+    return text
+
+
+def _column_starts(
+    layers: Sequence[int], lanes: Sequence[int], corridors: Mapping[Edge, int], rows: int
+) -> list[float]:
+    """Return for each column the x of lane 0, such that the columns lie beside each other."""
+    columns = max(layers, default=0) // rows + 1
+    used: list[set[int]] = [set() for _ in range(columns)]
+    for layer, lane in zip(layers, lanes, strict=True):
+        used[layer // rows].add(lane)
+    for edge, lane in corridors.items():
+        for column in range(layers[edge.source] // rows, layers[edge.target] // rows + 1):
+            used[column].add(lane)
+    starts, x = list[float](), 0.0
+    for found in used:
+        least, most = min(found, default=0), max(found, default=0)
+        starts.append(x - least * _LANE + _LANE / 2)
+        x += (most - least + 1) * _LANE + _GAP
+    return starts
