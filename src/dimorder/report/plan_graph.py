@@ -70,10 +70,10 @@ def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
     used = [*lanes, *(lane for lane in corridors.values())]
     lane_count = max(used, default=0) - min(used, default=0) + 1
     rows = max(_FEWEST_LAYERS, math.ceil(math.sqrt(most * (lane_count * _LANE + _GAP) / _LAYER / _PAGE)))
-    left = _column_starts(layers, lanes, corridors, rows)
+    columns = _columns(layers, lanes, corridors, rows)
 
     def point(layer: int, lane: int) -> Point:
-        return left[layer // rows] + lane * _LANE, (layer % rows + 0.5) * _LAYER
+        return columns[layer // rows].lane_0 + lane * _LANE, (layer % rows + 0.5) * _LAYER
 
     nodes = tuple(point(*place) for place in zip(layers, lanes, strict=True))
     paths = {}
@@ -81,9 +81,9 @@ def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
         (x, y), (end_x, end_y) = nodes[edge.source], nodes[edge.target]
         between = range(layers[edge.source] + 1, layers[edge.target]) if edge in corridors else ()
         passed = [point(layer, corridors[edge]) for layer in between if _turns(layer, between, rows)]
-        paths[edge] = ((x, y + HEIGHT / 2), *passed, (end_x, end_y - HEIGHT / 2))
-    points = [*nodes, *(each for path in paths.values() for each in path)]
-    width = max((x for x, _ in points), default=0.0) + _LANE / 2
+        points = [(x, y + HEIGHT / 2), *passed, (end_x, end_y - HEIGHT / 2)]
+        paths[edge] = tuple(_through_gaps(points, [column.left - _GAP / 2 for column in columns[1:]]))
+    width = max((x for path in (nodes, *paths.values()) for x, _ in path), default=0.0) + _LANE / 2
     return GraphLayout(nodes, paths, width, min(rows, most) * _LAYER)
 
 
@@ -129,35 +129,56 @@ def _turns(layer: int, between: Sequence[int], rows: int) -> bool:
     return layer in (between[0], between[-1]) or layer % rows in (0, rows - 1)
 
 
+def _through_gaps(points: Sequence[Point], gaps: Sequence[float]) -> Iterator[Point]:
+    """Yield the points of an edge, with two more in the gap between two columns that it goes from and to."""
+    yield points[0]
+    for (x, y), (to_x, to_y) in pairwise(points):
+        gap = next((gap for gap in gaps if x < gap < to_x), None)
+        if gap is not None:
+            yield from ((gap, y), (gap, to_y))
+        yield to_x, to_y
+
+
 def svg_path(points: Sequence[Point]) -> str:
-    """Return points as the data of an SVG path that leaves and reaches each of them vertically.
+    """Return points as the data of an SVG path, which is vertical at each of them.
 
     >>> svg_path([(0, 0), (0, 50), (20, 90)])
     'M0 0L0 50C0 70 20 70 20 90'
     """
+    rises = [x == to_x and to_y < y for (x, y), (to_x, to_y) in pairwise(points)]
     text = "M{:g} {:g}".format(*points[0])
-    for (x, y), (to_x, to_y) in pairwise(points):
+    for place, ((x, y), (to_x, to_y)) in enumerate(pairwise(points)):
+        if x == to_x and (rises[place] or to_y > y):
+            text += f"L{to_x:g} {to_y:g}"
+            continue
         bend = min(max(abs(to_y - y) / 2, 16), 60)
-        straight = x == to_x and to_y > y
-        curve = "" if straight else f"C{x:g} {y + bend:g} {to_x:g} {to_y - bend:g} {to_x:g} {to_y:g}"
-        text += curve or f"L{to_x:g} {to_y:g}"
+        leaves = -bend if place and rises[place - 1] else bend
+        reaches = -bend if rises[place + 1 : place + 2] == [True] else bend
+        text += f"C{x:g} {y + leaves:g} {to_x:g} {to_y - reaches:g} {to_x:g} {to_y:g}"
     return text
 
 
-def _column_starts(
+@dataclass(frozen=True)
+class _Column:
+    """Where a column begins, and where its lane 0 is."""
+
+    left: float
+    lane_0: float
+
+
+def _columns(
     layers: Sequence[int], lanes: Sequence[int], corridors: Mapping[Edge, int], rows: int
-) -> list[float]:
-    """Return for each column the x of lane 0, such that the columns lie beside each other."""
-    columns = max(layers, default=0) // rows + 1
-    used: list[set[int]] = [set() for _ in range(columns)]
+) -> list[_Column]:
+    """Return the columns, such that they lie beside each other."""
+    used: list[set[int]] = [set() for _ in range(max(layers, default=0) // rows + 1)]
     for layer, lane in zip(layers, lanes, strict=True):
         used[layer // rows].add(lane)
     for edge, lane in corridors.items():
         for column in range(layers[edge.source] // rows, layers[edge.target] // rows + 1):
             used[column].add(lane)
-    starts, x = list[float](), 0.0
+    columns, left = list[_Column](), 0.0
     for found in used:
         least, most = min(found, default=0), max(found, default=0)
-        starts.append(x - least * _LANE + _LANE / 2)
-        x += (most - least + 1) * _LANE + _GAP
-    return starts
+        columns.append(_Column(left, left - least * _LANE + _LANE / 2))
+        left += (most - least + 1) * _LANE + _GAP
+    return columns
