@@ -80,6 +80,8 @@ said.zoomed = box();
 press("pointerdown", left + 50, top + 50);
 press("pointermove", left + 90, top + 70);
 press("pointerup", left + 90, top + 70);
+svg.querySelector(".node").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+said.after_drag = shown().length;
 said.dragged = box();
 document.querySelector('[data-zoom="0"]').click();
 said.fit = box();
@@ -116,7 +118,7 @@ def test_a_browser_zooms_searches_and_opens_a_conversion(width, tmp_path):
     conversion = plan.conversions[0]
     assert said["nodes"] == len(plan.extracted.sites)
     assert said["zoomed"][2] < said["all"][2] and said["dragged"][0] < said["zoomed"][0]
-    assert said["fit"] == said["all"]
+    assert said["fit"] == said["all"] and said["after_drag"] == 0
     assert said["hits"] == f"1 of {said['nodes']}" and "linalg_inv" in said["found"][0]
     assert "test_plan_page.py:" in said["found"][0]
     (shown,) = said["conversion"]

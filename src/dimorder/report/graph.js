@@ -125,5 +125,6 @@ for (const explorer of document.querySelectorAll(".explorer")) {
   svg.addEventListener("click", (event) => {
     const element = event.target.closest("[data-about]");
     if (element && !moved) choose(element, false);
+    moved = false; // a browser sends a click after a drag too
   });
 }

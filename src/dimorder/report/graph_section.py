@@ -50,7 +50,7 @@ def graph_section(
     ]
     steps = (
         '<button data-step="-1" title="the conversion before">‹</button>'
-        f'<span class="place">{counted(len(conversions), "conversion")}</span>'
+        f'<span class="place">{len(conversions)} conversion{"s" * (len(conversions) != 1)}</span>'
         '<button data-step="1" title="the next conversion">›</button>'
     )
     tools = (

@@ -17,6 +17,7 @@ _LANE, _LAYER, _GAP = 174, 62, 60  # distances between boxes, and between column
 _FEWEST_LAYERS = 10  # of a column
 _PAGE = 1.7  # width over height of the picture
 _MOST_LANES = 12  # that an edge goes aside to pass operators
+_SLOTS = 8  # edges that pass beside each other in one lane
 
 Point = tuple[float, float]
 
@@ -67,20 +68,21 @@ def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
     layers = _layers(count, forward)
     lanes, corridors = _lanes(layers, forward)
     most = max(layers, default=0) + 1
-    used = [*lanes, *(lane for lane in corridors.values())]
+    used = [*lanes, *(round(corridor.lane) for corridor in corridors.values())]
     lane_count = max(used, default=0) - min(used, default=0) + 1
     rows = max(_FEWEST_LAYERS, math.ceil(math.sqrt(most * (lane_count * _LANE + _GAP) / _LAYER / _PAGE)))
     columns = _columns(layers, lanes, corridors, rows)
 
-    def point(layer: int, lane: int) -> Point:
+    def point(layer: int, lane: float) -> Point:
         return columns[layer // rows].lane_0 + lane * _LANE, (layer % rows + 0.5) * _LAYER
 
     nodes = tuple(point(*place) for place in zip(layers, lanes, strict=True))
     paths = {}
     for edge in edges:
         (x, y), (end_x, end_y) = nodes[edge.source], nodes[edge.target]
-        between = range(layers[edge.source] + 1, layers[edge.target]) if edge in corridors else ()
-        passed = [point(layer, corridors[edge]) for layer in between if _turns(layer, between, rows)]
+        between = range(layers[edge.source] + 1, layers[edge.target])
+        turns = [layer for layer in between if _turns(layer, between, rows)]
+        passed = [point(layer, corridors[edge.source].lane) for layer in turns]
         points = [(x, y + HEIGHT / 2), *passed, (end_x, end_y - HEIGHT / 2)]
         paths[edge] = tuple(_through_gaps(points, [column.left - _GAP / 2 for column in columns[1:]]))
     width = max((x for path in (nodes, *paths.values()) for x, _ in path), default=0.0) + _LANE / 2
@@ -95,8 +97,16 @@ def _layers(count: int, edges: Sequence[Edge]) -> list[int]:
     return layers
 
 
-def _lanes(layers: Sequence[int], edges: Sequence[Edge]) -> tuple[list[int], dict[Edge, int]]:
-    """Return the lane of each operator, and the lane in which an edge passes the layers between its ends."""
+@dataclass(frozen=True)
+class _Corridor:
+    """The lane and the layers in which the results of an operator pass others on their way."""
+
+    lane: float
+    layers: range
+
+
+def _lanes(layers: Sequence[int], edges: Sequence[Edge]) -> tuple[list[int], dict[int, _Corridor]]:
+    """Return the lane of each operator, and the corridor of each one that is read beyond the next layer."""
     first: dict[int, int] = {}
     for edge in edges:
         first.setdefault(edge.target, edge.source)
@@ -106,14 +116,20 @@ def _lanes(layers: Sequence[int], edges: Sequence[Edge]) -> tuple[list[int], dic
         wished = lanes[first[index]] if index in first else 0
         lanes[index] = next(lane for lane in _nearest(wished) if (layers[index], lane) not in taken)
         taken.add((layers[index], lanes[index]))
-    corridors: dict[Edge, int] = {}
-    for edge in sorted(edges, key=lambda edge: layers[edge.target] - layers[edge.source]):
-        between = range(layers[edge.source] + 1, layers[edge.target])
+    last: dict[int, int] = {}
+    for edge in edges:
+        last[edge.source] = max(last.get(edge.source, 0), layers[edge.target])
+    corridors: dict[int, _Corridor] = {}
+    passed: set[tuple[int, float]] = set()
+    for source in sorted(last, key=lambda source: last[source] - layers[source]):
+        between = range(layers[source] + 1, last[source])
         if between:
-            near = list(islice(_nearest(lanes[edge.source]), 2 * _MOST_LANES))
-            free = (lane for lane in near if not any((layer, lane) in taken for layer in between))
-            lane = corridors[edge] = next(free, near[-1])
-            taken |= {(layer, lane) for layer in between}
+            near = list(islice(_nearest(lanes[source]), 2 * _MOST_LANES))
+            empty = [lane for lane in near if not any((layer, lane) in taken for layer in between)]
+            slots = [lane + (slot + 0.5) / _SLOTS - 0.5 for lane in empty for slot in range(_SLOTS)]
+            free = (slot for slot in slots if not any((layer, slot) in passed for layer in between))
+            corridors[source] = _Corridor(next(free, float(near[-1])), between)
+            passed |= {(layer, corridors[source].lane) for layer in between}
     return lanes, corridors
 
 
@@ -167,15 +183,15 @@ class _Column:
 
 
 def _columns(
-    layers: Sequence[int], lanes: Sequence[int], corridors: Mapping[Edge, int], rows: int
+    layers: Sequence[int], lanes: Sequence[int], corridors: Mapping[int, _Corridor], rows: int
 ) -> list[_Column]:
     """Return the columns, such that they lie beside each other."""
     used: list[set[int]] = [set() for _ in range(max(layers, default=0) // rows + 1)]
     for layer, lane in zip(layers, lanes, strict=True):
         used[layer // rows].add(lane)
-    for edge, lane in corridors.items():
-        for column in range(layers[edge.source] // rows, layers[edge.target] // rows + 1):
-            used[column].add(lane)
+    for corridor in corridors.values():
+        for layer in corridor.layers:
+            used[layer // rows].add(round(corridor.lane))
     columns, left = list[_Column](), 0.0
     for found in used:
         least, most = min(found, default=0), max(found, default=0)
