@@ -44,10 +44,11 @@ test-device: $(DEV) ## every test of the C++ loader, on this machine and on emul
 fuzz: $(DEV) ## N random networks for each target (make fuzz N=500 SEED=1000); what fails is printed as a script
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --count $(N) --seed $(SEED)
 
-check: $(DEV) ## format, lint and types
+check: $(DEV) ## format, lint, types, and plain language
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src
+	$(PY) -m tests.language
 
 format: $(DEV) ## rewrite the sources in the one format
 	$(BIN)/ruff format .

@@ -79,12 +79,14 @@ def checked_files() -> list[Path]:
 
 
 def main(paths: Sequence[str]) -> int:
+    """Print every fault, and return the exit code."""
     count = 0
     for path in [Path(each) for each in paths] or checked_files():
+        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         for line, text in texts(path):
             for fault, sentence in faults(text):
                 count += 1
-                print(f"{path.relative_to(ROOT) if path.is_absolute() else path}:{line}: {fault}: {sentence}")
+                print(f"{shown}:{line}: {fault}: {sentence}")
     print(f"{count} sentences to rewrite" if count else "All sentences keep the rules of plain language")
     return 1 if count else 0
 

@@ -19,7 +19,7 @@ _PAGE = 1.7  # width over height of the picture
 _MOST_LANES = 12  # that an edge goes aside to pass operators
 _SLOTS = 8  # edges that pass beside each other in one lane
 
-Point = tuple[float, float]
+Position = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def edges_of(plan: NetworkPlan) -> Iterator[Edge]:
 class GraphLayout:
     """The centres of the operators, the points that each edge passes, and the size of the picture."""
 
-    nodes: tuple[Point, ...]
-    paths: Mapping[Edge, tuple[Point, ...]]
+    nodes: tuple[Position, ...]
+    paths: Mapping[Edge, tuple[Position, ...]]
     width: float
     height: float
 
@@ -73,7 +73,7 @@ def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
     rows = max(_FEWEST_LAYERS, math.ceil(math.sqrt(most * (lane_count * _LANE + _GAP) / _LAYER / _PAGE)))
     columns = _columns(layers, lanes, corridors, rows)
 
-    def point(layer: int, lane: float) -> Point:
+    def point(layer: int, lane: float) -> Position:
         return columns[layer // rows].lane_0 + lane * _LANE, (layer % rows + 0.5) * _LAYER
 
     nodes = tuple(point(*place) for place in zip(layers, lanes, strict=True))
@@ -145,7 +145,7 @@ def _turns(layer: int, between: Sequence[int], rows: int) -> bool:
     return layer in (between[0], between[-1]) or layer % rows in (0, rows - 1)
 
 
-def _through_gaps(points: Sequence[Point], gaps: Sequence[float]) -> Iterator[Point]:
+def _through_gaps(points: Sequence[Position], gaps: Sequence[float]) -> Iterator[Position]:
     """Yield the points of an edge, with two more in the gap between two columns that it goes from and to."""
     yield points[0]
     for (x, y), (to_x, to_y) in pairwise(points):
@@ -155,7 +155,7 @@ def _through_gaps(points: Sequence[Point], gaps: Sequence[float]) -> Iterator[Po
         yield to_x, to_y
 
 
-def svg_path(points: Sequence[Point]) -> str:
+def svg_path(points: Sequence[Position]) -> str:
     """Return points as the data of an SVG path, which is vertical at each of them.
 
     >>> svg_path([(0, 0), (0, 50), (20, 90)])
@@ -176,7 +176,7 @@ def svg_path(points: Sequence[Point]) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """Where a column begins, and where its lane 0 is."""
+    """The left end of a column, and the x of its lane 0."""
 
     left: float
     lane_0: float
