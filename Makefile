@@ -22,7 +22,7 @@ PEERS := $(VENV)/.peers-installed
 TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-device fuzz check format bench bench-tflite bench-all clean
+.PHONY: help demo test test-all test-device fuzz check format docs bench bench-tflite bench-all clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ check: $(DEV) ## format, lint, types, and plain language
 format: $(DEV) ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: build/docs/.installed ## the documentation site, in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet
+	@echo "Open build/site/index.html, or: $(PYTHON) -m http.server --directory build/site"
 
 bench: $(PEERS) ## latency beside every runtime that one could take instead (about an hour; benchmarks/results/latency.*)
 	$(PY) -m benchmarks.latency

@@ -54,8 +54,9 @@ def plan(
     """Return the proven plan of a network for a target and a contract, without emitting anything.
 
     Args:
-        model, args, kwargs: the network and its example inputs. They and all options are as for `lower`,
-            except the objective "cycles", which only `lower` can compare.
+        model: the network, as for `lower`.
+        args: example positional inputs. All options are as for `lower`, except the objective "cycles", which
+            only `lower` can compare.
 
     Returns:
         The plan. `print(plan)` shows it, and `plan.explain(i)` gives the reason for conversion `i`.
