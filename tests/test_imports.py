@@ -44,7 +44,17 @@ MAY_IMPORT = {
     },
     "verification": {"errors", "contract", "graph", "ops", "capture", "layout"},
     "runtime": {"errors", "algebra", "contract"},
-    "executorch": {"errors", "algebra", "planning", "contract", "contract_file", "cmake", "graph", "runtime"},
+    "executorch": {
+        "errors",
+        "text",
+        "algebra",
+        "planning",
+        "contract",
+        "contract_file",
+        "cmake",
+        "graph",
+        "runtime",
+    },
     "targets": {
         "text",
         "errors",
@@ -129,6 +139,7 @@ MAY_IMPORT = {
         "targets",
         "api",
     },
+    "explorer": {"text", "plans", "report", "executorch"},
     "report": {
         "text",
         "cpu",

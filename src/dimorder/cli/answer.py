@@ -36,7 +36,7 @@ class Answer:
 
 def output_paths(options: argparse.Namespace) -> dict[str, str | None]:
     """Return the paths of the files that the options ask for, by option."""
-    names = {"-o": "output", "--json": "json", "--chart": "chart", "--report": "report", "--dot": "dot"}
+    names = {"-o": "output"} | {f"--{name}": name for name in ("json", "chart", "report", "dot", "explorer")}
     return {option: getattr(options, name, None) for option, name in names.items()}
 
 

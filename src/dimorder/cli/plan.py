@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dimorder.cli.answer import Answer
@@ -24,6 +26,7 @@ EXAMPLES = """\
   dimorder plan torchvision.models:swin_t --input 1x3x224x224
   dimorder plan mypackage.nets:unet --input 1x3x64x96 --output-order NHWC --objective count
   dimorder plan net.pt2 --dot plan.dot
+  dimorder plan net.pt2 --explorer graph.json   # then: model-explorer graph.json
   dimorder plan net.pt2 --json > plan.json"""
 
 
@@ -32,21 +35,29 @@ def add_options(parser: CommandParser) -> None:
     json_option(parser, "the plan")
     report_option(parser)
     parser.add_argument(
+        "--explorer",
+        metavar="FILE",
+        help="a graph for Google's Model Explorer (.json): conversions by bytes, orders on operators",
+    )
+    parser.add_argument(
         "--dot", metavar="FILE", help="a graph for Graphviz (.dot): operators by order, conversions in red"
     )
 
 
 def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     found = plan_network(options, progress)
-    return Answer(found, found.to_dict(), [*report_files(options, found, progress), *_graph(options, found)])
+    return Answer(found, found.to_dict(), [*report_files(options, found, progress), *_graphs(options, found)])
 
 
-def _graph(options: argparse.Namespace, plan: NetworkPlan) -> list[tuple[str, bytes]]:
-    if not options.dot:
-        return []
-    from dimorder.report.dot import plan_dot
+def _graphs(options: argparse.Namespace, plan: NetworkPlan) -> Iterator[tuple[str, bytes]]:
+    if options.dot:
+        from dimorder.report.dot import plan_dot
 
-    return [(options.dot, plan_dot(plan).encode())]
+        yield options.dot, plan_dot(plan).encode()
+    if options.explorer:
+        from dimorder.explorer.graphs import collection, plan_graph
+
+        yield options.explorer, json.dumps(collection([plan_graph(plan)], options.model), indent=1).encode()
 
 
 COMMAND = Command(

@@ -173,9 +173,7 @@ def _count(tables: Any, plan: Any, where: str) -> FileConversions:
         if not kernel:
             delegates.append(_delegate(tables, plan, call.delegate_index, where))
             continue
-        count_bytes = _converted_bytes(
-            plan, plan.operators[call.op_index].name.rpartition("::")[2], call.args
-        )
+        count_bytes = converted_bytes(plan, plan.operators[call.op_index].name.rpartition("::")[2], call.args)
         if count_bytes is not None:
             counts[kernel] += 1
             moved[kernel] += count_bytes
@@ -192,7 +190,7 @@ def _delegate(tables: Any, plan: Any, index: int, where: str) -> DelegateConvers
     return DelegateConversions(delegate.id, found.nodes, found.transposes, found.bytes)
 
 
-def _converted_bytes(plan: Any, kernel: str, args: list[int]) -> int | None:
+def converted_bytes(plan: Any, kernel: str, args: list[int]) -> int | None:
     """Return the bytes that a kernel call moves into another order, or None if it is no conversion."""
     if kernel not in _PERMUTES and kernel not in _COPIES:
         return None

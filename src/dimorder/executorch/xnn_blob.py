@@ -90,7 +90,7 @@ def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
       fix: lower the program again, or copy the file again
     """
     try:
-        return _count(_flatbuffer(blob))
+        return _count(flatbuffer_of(blob))
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
         found = f"{len(blob)} bytes that cannot be read ({type(error).__name__}: {said})"
@@ -106,7 +106,7 @@ def moves(shape: Sequence[int], order: Sequence[int], to: Sequence[int]) -> bool
     return not DimOrder(*order).equivalent(DimOrder(*to), shape)
 
 
-def _flatbuffer(blob: bytes) -> bytes:
+def flatbuffer_of(blob: bytes) -> bytes:
     """Return the graph's bytes: all of them in a delegate of an older ExecuTorch, which has no header."""
     if blob[4:8] == _MAGIC:
         _, _, at, size, constants_at, constants = _HEADER.unpack_from(blob)

@@ -231,9 +231,9 @@ def kernel_calls(plan: Any) -> list[KernelCall]:
     calls = []
     for call in instructions(plan):
         kernel = kernel_of(plan, call)
-        items = [item for index in call.args for item in _items(plan, index)]
+        items = [item for index in call.args for item in tensors_of(plan, index)]
         # A delegate's call does not say which of its tensors it writes: none of them counts as a view.
-        written = _items(plan, call.args[-1]) if kernel and call.args else items
+        written = tensors_of(plan, call.args[-1]) if kernel and call.args else items
         for index in dict.fromkeys(items):
             source = None if index in written else _seen_through(plan, index, known)
             if source is not None:
@@ -277,7 +277,7 @@ def _count(plan: Any, index: int) -> int:
     return math.prod(plan.values[index].val.sizes)
 
 
-def _items(plan: Any, index: int) -> list[int]:
+def tensors_of(plan: Any, index: int) -> list[int]:
     """Return the tensors that an argument stands for, as indices of values."""
     value = plan.values[index].val
     kind = type(value).__name__
@@ -294,7 +294,7 @@ def _operands(plan: Any, args: Sequence[int]) -> list[Any]:
     """Return the (shape, order) of each operand, in lists; a result, which a .pte lists twice, only once."""
     operands, seen = [], set()
     for position, index in enumerate(args):
-        items = _items(plan, index)
+        items = tensors_of(plan, index)
         if items and not (index in seen and position >= len(args) - len(args) // 2):
             operands.append([_pair(plan.values[item].val) for item in items])
             seen.add(index)

@@ -1,0 +1,176 @@
+"""Read a .pte of any tool as a graph: the kernels that it calls, and what its XNNPACK delegates compute."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dimorder.algebra.dim_order import DimOrder, describe
+from dimorder.executorch.file_conversions import BACKEND_ID, converted_bytes
+from dimorder.executorch.pte import damage_error, forward_plan, read_tables
+from dimorder.executorch.xnn_blob import flatbuffer_of, moves
+from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
+from dimorder.text import shape_text
+
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
+_HIDDEN = ("flags", "num_dims")  # fields of XNNPACK's nodes that tell a reader nothing
+
+
+@dataclass
+class FileNode:
+    """One operator of a file.
+
+    Attributes:
+        name: A name that no other node has.
+        operator: The kernel, or the kind of XNNPACK's node.
+        group: The delegate that it is in, or nothing.
+        reads: The names of the nodes that it reads.
+        facts: The shapes, orders and types of its operands and results, and its parameters, by title.
+        converted_bytes: The bytes that it moves into another order; None if it is no conversion.
+    """
+
+    name: str
+    operator: str
+    group: str = ""
+    reads: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    converted_bytes: int | None = None
+
+
+def graph_of_file(path: str) -> list[FileNode]:
+    """Return the operators of a .pte in program order.
+
+    Args:
+        path: a .pte of any tool.
+
+    Returns:
+        The nodes. A delegate of another backend than XNNPACK is one node.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ContractError: if it is damaged, or no .pte.
+        UnsupportedError: if it has no method `forward`.
+    """
+    where = f"reading {path}"
+    tables = read_tables(Path(path).read_bytes(), where)
+    plan = forward_plan(tables, where)
+    try:
+        return list(_nodes(tables, plan))
+    except _DAMAGE as error:
+        raise damage_error(where, f"contradictory tables ({type(error).__name__}: {error})") from error
+
+
+def _nodes(tables: Any, plan: Any) -> Iterator[FileNode]:
+    written: dict[int, str] = {}
+    for place, index in enumerate(plan.inputs):
+        written[index] = f"input {place}"
+        yield FileNode(f"input {place}", "input", facts={"value": _tensor_text(plan.values[index].val)})
+    for number, call in enumerate(instructions(plan)):
+        kernel = kernel_of(plan, call)
+        tensors = [index for arg in call.args for index in tensors_of(plan, arg)]
+        results = tensors_of(plan, call.args[-1]) if kernel else [i for i in tensors if i not in written]
+        operands = [index for index in tensors if index not in results and index in written]
+        if kernel:
+            node = FileNode(f"{number} {kernel}", kernel)
+            nodes, results_from = [node], dict.fromkeys(results, node.name)
+            node.reads = [written[index] for index in operands]
+            name = plan.operators[call.op_index].name.rpartition("::")[2]
+            node.converted_bytes = converted_bytes(plan, name, call.args)
+            node.facts = _facts([plan.values[i].val for i in operands], [plan.values[i].val for i in results])
+        else:
+            delegate = plan.delegates[call.delegate_index]
+            group = f"{delegate.id} {call.delegate_index}"
+            blob = bytes(tables.backend_delegate_data[delegate.processed.index].data)
+            if delegate.id == BACKEND_ID:
+                nodes, results_from = _xnn_nodes(blob, group, [written[i] for i in operands], results)
+            else:
+                node = FileNode(f"{number} {group}", delegate.id, reads=[written[i] for i in operands])
+                nodes, results_from = [node], dict.fromkeys(results, node.name)
+        yield from nodes
+        written |= results_from
+    for place, index in enumerate(plan.outputs):
+        if index in written:
+            facts = {"value": _tensor_text(plan.values[index].val)}
+            yield FileNode(f"output {place}", "output", reads=[written[index]], facts=facts)
+
+
+def _facts(operands: Sequence[Any], results: Sequence[Any]) -> dict[str, str]:
+    return {
+        **{f"reads {place}": _tensor_text(value) for place, value in enumerate(operands)},
+        **{f"writes {place}": _tensor_text(value) for place, value in enumerate(results)},
+    }
+
+
+def _tensor_text(value: Any) -> str:
+    """Return the shape, type and order of a tensor of ExecuTorch (executorch.exir.schema.Tensor)."""
+    if not hasattr(value, "sizes"):
+        return type(value).__name__
+    shape = shape_text(tuple(value.sizes))
+    return f"{shape} {value.scalar_type.name.lower()}, {describe(DimOrder(*value.dim_order))}"
+
+
+def _xnn_nodes(
+    blob: bytes, group: str, operands: Sequence[str], results: Sequence[int]
+) -> tuple[list[FileNode], dict[int, str]]:
+    """Return the nodes of an XNNPACK delegate, and the node that writes each of its results."""
+    graph = _xnn_graph(blob)
+    values = {value["id_out"]: value for value in map(_xnn_tensor, graph["xvalues"])}
+    written = dict(zip(graph["input_ids"], operands, strict=True))
+    nodes = []
+    for number, union in enumerate(graph["xnodes"]):
+        kind, fields = union["xnode_union_type"], union["xnode_union"]
+        ids = {key: value for key, value in fields.items() if key.endswith("_id") and value in values}
+        reads = [value for key, value in ids.items() if not key.startswith("output")]
+        node = FileNode(f"{group}/{number} {kind}", kind.removeprefix("XNN"), group)
+        node.reads = [written[value] for value in reads if value in written]
+        node.facts = {key.removesuffix("_id"): _xnn_text(values[value]) for key, value in ids.items()}
+        node.facts |= {key: str(value) for key, value in fields.items() if key not in {*ids, *_HIDDEN}}
+        if kind == "XNNStaticTranspose":
+            node.converted_bytes = _transposed_bytes(values[fields["input_id"]], fields["perm"])
+        written |= {value: node.name for key, value in ids.items() if key.startswith("output")}
+        nodes.append(node)
+    return nodes, {index: written[value] for index, value in zip(results, graph["output_ids"], strict=True)}
+
+
+def _xnn_graph(blob: bytes) -> Any:
+    """Return XNNPACK's graph as ExecuTorch's own schema and flatc read it."""
+    from executorch.backends.xnnpack import serialization
+    from executorch.exir._serialize._flatbuffer import _flatc_decompile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "graph.bin").write_bytes(flatbuffer_of(blob))
+        schema = folder / "schema.fbs"
+        schema.write_text((Path(next(iter(serialization.__path__))) / "schema.fbs").read_text())
+        _flatc_decompile(name, str(schema), str(folder / "graph.bin"))
+        text = (folder / "graph.json").read_text()
+    return json.loads(re.sub(r": (-?)(?:inf|nan)\b", lambda found: f": {found[1]}Infinity", text))
+
+
+def _xnn_tensor(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value's fields; a quantised one has those of a tensor and its parameters."""
+    union = value["xvalue_union"]
+    if "tensor_value" not in union:
+        return dict(union)
+    return {**union["tensor_value"], "quant": union.get("quant_params", {})}
+
+
+def _xnn_text(value: Mapping[str, Any]) -> str:
+    """Return the shape and type of a value, and whether it is a constant."""
+    text = f"{shape_text(tuple(value.get('dims', ())))} {value['datatype'].removeprefix('xnn_datatype_')}"
+    quant = value.get("quant", {})
+    text += f", scale {quant['scale']:g}, zero point {quant['zero_point']}" if "scale" in quant else ""
+    return text + (", constant" if value.get("constant_buffer_idx") else "")
+
+
+def _transposed_bytes(value: Mapping[str, Any], order: Sequence[int]) -> int:
+    """Return the bytes that a transpose moves: none if it only moves dimensions of size 1."""
+    dims = value.get("dims", ())
+    bits = next((int(bits) for bits in re.findall(r"\d+", value["datatype"])), 0)
+    return math.prod(dims) * bits // 8 if moves(dims, range(len(dims)), order) else 0

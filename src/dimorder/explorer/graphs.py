@@ -1,0 +1,96 @@
+"""Write plans and files as graphs of Model Explorer: plain data, with the names of its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dimorder.plans.network_plan import NetworkPlan, PlannedConversion
+from dimorder.report.operator_rows import OperatorRow, operator_rows
+from dimorder.report.parts import size
+from dimorder.report.plan_graph import edges_of
+from dimorder.text import shape_text
+
+if TYPE_CHECKING:
+    from dimorder.executorch.file_graph import FileNode
+
+# The colours of the plan's own page.
+_COLOURS = {"channels-last": "#dbeafc", "permuted": "#e9dff6", "cut": "#d3efe5"}
+_CONVERSION = "#fdba74"
+
+Graph = dict[str, Any]
+
+
+def plan_graph(plan: NetworkPlan, title: str = "plan") -> Graph:
+    """Return a plan as a graph: operators in their modules, with their orders, and conversions between."""
+    nodes = [_operator(index, row) for index, row in enumerate(operator_rows(plan))]
+    conversions: dict[str, Graph] = {}
+    for edge in edges_of(plan):
+        source, target = nodes[edge.source], nodes[edge.target]
+        if edge.conversion is not None:
+            name = f"conversion {edge.conversion}"
+            if name not in conversions:
+                planned = plan.conversions[edge.conversion]
+                conversions[name] = _conversion(name, planned, target["namespace"])
+                conversions[name]["incomingEdges"].append(_edge(source["id"]))
+            source = conversions[name]
+        target["incomingEdges"].append(_edge(source["id"]))
+    return {"id": title, "nodes": [*nodes, *conversions.values()]}
+
+
+def file_graph(nodes: Iterable[FileNode], title: str = "forward") -> Graph:
+    """Return the operators of a file as a graph: each delegate is a group, conversions are coloured."""
+    return {"id": title, "nodes": [_file_node(node) for node in nodes]}
+
+
+def _operator(index: int, row: OperatorRow) -> Graph:
+    facts = {
+        "at": row.source,
+        "shape": shape_text(row.shape, " × "),
+        "reads": "; ".join(row.reads),
+        "writes": "; ".join(row.writes),
+        "note": row.note,
+    }
+    module = "" if row.module == "contract" else row.module.replace(".", "/")
+    return _node(str(index), row.operator, module, facts, _COLOURS.get(row.family, ""))
+
+
+def _conversion(name: str, conversion: PlannedConversion, namespace: str) -> Graph:
+    facts = {
+        "value": f"{conversion.value} {shape_text(conversion.shape, ' × ')}",
+        "before": conversion.from_order,
+        "after": conversion.to_order,
+        "bytes": f"{conversion.bytes:,}",
+        "from": str(conversion.producer),
+        "for": "; ".join(map(str, conversion.consumers)),
+    }
+    return _node(name, f"conversion of {size(conversion.bytes)}", namespace, facts, _CONVERSION)
+
+
+def _file_node(node: FileNode) -> Graph:
+    moved = node.converted_bytes
+    facts = {**node.facts, **({} if moved is None else {"moves": f"{moved:,} bytes into another order"})}
+    label = node.operator if moved is None else f"{node.operator}, {size(moved)}"
+    written = _node(node.name, label, node.group, facts, "" if moved is None else _CONVERSION)
+    written["incomingEdges"] = [_edge(source, place) for place, source in enumerate(node.reads)]
+    return written
+
+
+def _node(name: str, label: str, namespace: str, facts: Mapping[str, str], colour: str) -> Graph:
+    return {
+        "id": name,
+        "label": label,
+        "namespace": namespace,
+        "attrs": [{"key": key, "value": value} for key, value in facts.items() if value],
+        "incomingEdges": [],
+        **({"style": {"backgroundColor": colour}} if colour else {}),
+    }
+
+
+def _edge(source: str, place: int = 0) -> Graph:
+    return {"sourceNodeId": source, "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+
+
+def collection(graphs: Sequence[Graph], title: str) -> list[Graph]:
+    """Return graphs as the content of a JSON file that Model Explorer opens."""
+    return [{"label": title, "graphs": list(graphs)}]
