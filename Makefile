@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+DIST ?= dist
 PIP_FLAGS ?=
 N ?= 100
 SEED ?= 0
@@ -22,7 +23,7 @@ PEERS := $(VENV)/.peers-installed
 TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-device fuzz check format docs bench bench-tflite bench-all clean
+.PHONY: help demo test test-all test-device fuzz check format docs dist bench bench-tflite bench-all clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,15 @@ format: $(DEV) ## rewrite the sources in the one format
 docs: build/docs/.installed ## the documentation site, in build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet
 	@echo "Open build/site/index.html, or: $(PYTHON) -m http.server --directory build/site"
+
+# libgomp is the system's: a second copy of it in a process would start a second pool of threads.
+dist: build/dist/.installed ## sdist and wheels in dist/: manylinux, and one without compiled code
+	rm -rf $(DIST) build/wheels
+	build/dist/bin/python -m build --outdir build/wheels .
+	PATH="build/dist/bin:$$PATH" build/dist/bin/auditwheel repair --exclude libgomp.so.1 --wheel-dir $(DIST) build/wheels/*.whl
+	mv build/wheels/*.tar.gz $(DIST)
+	CC=false build/dist/bin/pip wheel -q --no-deps --wheel-dir $(DIST) $(DIST)/*.tar.gz
+	build/dist/bin/twine check --strict $(DIST)/*
 
 bench: $(PEERS) ## latency beside every runtime that one could take instead (about an hour; benchmarks/results/latency.*)
 	$(PY) -m benchmarks.latency
