@@ -1,4 +1,4 @@
-"""Decides how a benchmark that has a row for each network is run: what is left to measure, row by row."""
+"""Run a benchmark with one row for each network: measure the rows that are missing, and keep each at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def command_line(module: str, text: str | None, networks: Collection[str]) -> argparse.ArgumentParser:
-    """Of the command `python -m benchmarks.MODULE`."""
+    """Return the parser of the command `python -m benchmarks.MODULE`."""
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description=text,

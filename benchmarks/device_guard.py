@@ -1,4 +1,4 @@
-"""What the C++ guard costs a call whose inputs are in order, and how large it is.
+"""Measure what the C++ guard costs a call whose inputs are in order, and how large the guard is.
 
     python -m benchmarks.device_guard [--rounds 400] [--calls 200] [--out device_guard.json]
 

@@ -1,9 +1,9 @@
-"""What `guarded` adds to lowering: wrapped against bare partitioner, in one process, in turns.
+"""Compare lowering by a partitioner wrapped in `guarded` and by the bare one, in one process, in turns.
 
     python -m benchmarks.guarded [--runs 5] [--network mobilenet_v2] [--out guarded.json]
 
-To XNNPACK, 1x3x224x224. Contiguous, as stock lowering takes it; and channels-last, where both lower the
-program that `canonicalize` made, for stock lowering crashes on any other. A ratio is within one turn.
+Both lower 1x3x224x224 to XNNPACK: contiguous, as stock lowering takes it, and channels-last. They lower what
+`canonicalize` made: stock lowering crashes on other channels-last programs. A ratio is within one turn.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a network of float16 takes on XNNPACK, beside the same network of float32.
+"""Compare a network of float16 with the same network of float32, on XNNPACK.
 
     python -m benchmarks.half [--networks NAME ...] [--rounds 30]
 
 Each file is verified: the one of float16 is no more than twice as far from float64 as PyTorch's float16 is.
-What was measured is kept in benchmarks/results/half.json after every network (see benchmarks/pairs.py); the
-.md beside it is the table. Ends with 1 where a network fails.
+Results are kept in benchmarks/results/half.json after every network (see benchmarks/pairs.py); the .md beside
+it is the table. Ends with 1 if a network fails.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How fast target inductor's programs are, beside what PyTorch makes of the same network.
+"""Compare the speed of target inductor's programs with what PyTorch makes of the same networks.
 
     python -m benchmarks.inductor [--networks NAME ...] [--rounds 30]
 
-Each network is compiled by dimorder and, as it is, by AOTInductor and torch.compile (frozen), with its inputs
-and weights row-major and channels-last; eager PyTorch runs beside. All take the inputs that they were made
-for. Every program is checked against eager, then all are timed in turn, each timed call after a pause and
-untimed ones. What was measured is kept in benchmarks/results/inductor.json after every network; the .md
-beside it is the table of it.
+Each network is compiled by dimorder, and as it is by AOTInductor and torch.compile (frozen). Eager PyTorch
+runs beside them. Inputs and weights are row-major, and then channels-last. Each way takes the inputs that it
+was made for. Every program is checked against eager. Then all are timed in turn, each timed call after a
+pause and untimed ones. Results are kept in benchmarks/results/inductor.json after every network; the .md
+beside it is the table.
 """
 
 from __future__ import annotations

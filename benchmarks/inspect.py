@@ -1,4 +1,4 @@
-"""What `inspect` costs on the 31 networks of its tests: at most twice the model's own run and 2 s.
+"""Measure `inspect` on the 31 networks of its tests: it may take two of the model's own runs and 2 s.
 
 python -m benchmarks.inspect [NAME ...] [--out inspect.json]
 """

@@ -1,13 +1,13 @@
-"""How fast an int8 program is: ours beside ExecuTorch's int8, our float32, and ONNX Runtime's uint8.
+"""Compare the speed of our int8 programs with ExecuTorch's int8, our float32, and ONNX Runtime's uint8.
 
     python -m benchmarks.integers [--networks NAME ...] [--rounds 60] [--repeats 1]
 
 Each network is quantised by PT2E with XNNPACKQuantizer, per channel; ours and ExecuTorch's are made of that
 one program. ONNX Runtime quantises the float network itself (QDQ, uint8 activations, int8 weights per
-channel), and is left out where onnx and onnxruntime are not installed (extra `peers`). All take and give
-float32, NCHW. The programs of a network are called in turn, each timed call after a pause and untimed ones.
-What was measured is kept in benchmarks/results/integers.json after every network; the .md beside it is the
-table of it. Ends with 1 where a bound does not hold.
+channel). It is left out if onnx and onnxruntime are not installed (extra `peers`). All take and give float32,
+NCHW. The programs of a network are called in turn, each timed call after a pause and untimed ones. Results
+are kept in benchmarks/results/integers.json after every network; the .md beside it is the table. Ends with 1
+if a bound does not hold.
 """
 
 from __future__ import annotations

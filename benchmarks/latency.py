@@ -1,11 +1,11 @@
-"""How fast float32 programs are: ours for XNNPACK beside ExecuTorch's, and the runtimes taken in their place.
+"""Compare the speed of our float32 programs for XNNPACK with ExecuTorch's and with the runtimes used instead.
 
     python -m benchmarks.latency [--networks NAME ...] [--targets NAME ...] [--against NAME ...]
 
-Each network is timed as `dimorder bench` does it, at the size at which it is used: in turn, each timed call
-after a pause and untimed ones, every program checked against eager first. Runtimes that are not installed
-are left out (extra `peers`). What was measured is kept in benchmarks/results/latency.json after every
-network; the .md beside it is the table of it, the .png the chart. Ends with 1 where a bound does not hold.
+`dimorder bench` times each network, at the size at which it is used. Every program is checked against eager
+first. All run in turn, each timed call after a pause and untimed ones. Runtimes that are not installed are
+left out (extra `peers`). Results are kept in benchmarks/results/latency.json after every network; the .md
+beside it is the table, the .png the chart. Ends with 1 if a bound does not hold.
 """
 
 from __future__ import annotations
@@ -116,14 +116,14 @@ def by_time(row: Row) -> tuple[float, float, float] | None:
 
 
 def foretold(row: Row, name: str = OURS) -> float | None:
-    """What the table of times says of a plan, over what it takes."""
+    """Return the milliseconds that the table of times predicts for a plan, over the measured ones."""
     cell = _cell(row, name)
     return cell["foretold_ms"] / cell["median_ms"] if cell.get("foretold_ms") and cell["median_ms"] else None
 
 
 def converting(row: Row) -> float | None:
-    """What the table of times says of the conversions of ours, over what it takes: the most that another plan
-    could save."""
+    """Return the predicted milliseconds of our conversions, over the measured ones of our program. It is the
+    most that another plan could save."""
     ours = _cell(row, OURS)
     if not ours.get("kernels") or not ours.get("median_ms"):
         return None
@@ -202,8 +202,8 @@ def missed(rows: Sequence[Row]) -> list[str]:
 
 
 def explained(rows: Sequence[Row]) -> list[str]:
-    """Of each network on which ExecuTorch or the best of the others is faster, which kernels of ours take
-    the time, and how many times what they take at least."""
+    """Return a line for each network on which ExecuTorch or the best of the others is faster. It names our
+    kernels that take the time, and how many times their least they take."""
     lines = []
     for row in rows:
         fastest, stock = best(row), share(row, STOCK)

@@ -3,10 +3,10 @@
     python -m benchmarks.litert --tool litert-torch=PYTHON [--tool onnx2tf=PYTHON] [--networks NAME ...]
 
 Each tool converts in its own environment, whose Python is given; `make build/TOOL/.installed` makes it.
-All files are run here, by one LiteRT with XNNPACK, on one thread, checked against eager, and timed
-in turn, each timed call after a pause and untimed ones. `--files FOLDER` keeps the files and uses them again.
-What was measured is kept in benchmarks/results/litert.json after every network; the .md beside it is the
-table. Ends with 1 if a bound does not hold.
+One LiteRT with XNNPACK runs all files here, on one thread. They are checked against eager, and timed in turn,
+each timed call after a pause and untimed ones. `--files FOLDER` keeps the files and uses them again. Results
+are kept in benchmarks/results/litert.json after every network; the .md beside it is the table. Ends with 1 if
+a bound does not hold.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.litert_int8 --tool PYTHON
 
-PYTHON has ai-edge-quantizer: `make build/litert-torch/.installed` makes its environment. Both are
-calibrated on the same crops of photos, and run here by one LiteRT with XNNPACK on one thread: on how many
-other crops they name the class that the float network names, the signal-to-noise ratio of their logits, and
-milliseconds, timed in turn. Ends with 1 if ours agrees less often or is slower.
+PYTHON has ai-edge-quantizer: `make build/litert-torch/.installed` makes its environment. Both are calibrated
+on the same crops of photos. One LiteRT with XNNPACK runs both here, on one thread and other crops. It counts
+the crops on which they name the float network's class. It also measures the signal-to-noise ratio of their
+logits, and milliseconds, timed in turn. Ends with 1 if ours agrees less often or is slower.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How long a lowering takes, and what it leaves: ours beside ExecuTorch's own, to XNNPACK or to TOSA.
+"""Compare how long our lowering and ExecuTorch's own take, and what they leave, for XNNPACK or TOSA.
 
 python -m benchmarks.lowering --target xnnpack|tosa [--networks NAME ...] [--repeats 3] [--limit 1800]
 
 Both are timed in one process, in turn, from the module to the file, export included; ours also verifies the
-program. What was measured is kept in benchmarks/results/lowering_TARGET.json after every network, and not
-measured again in the same environment unless --networks names it; the .md beside it is the table of it. Ends
-with 1 where a bound does not hold.
+program. Results are kept in benchmarks/results/lowering_TARGET.json after every network; the .md beside it is
+the table. A network is not measured again in the same environment unless --networks names it. Ends with 1 if
+a bound does not hold.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Left:
-    """What a lowering leaves: its parts (delegates, or graphs), the operators outside of them, and the
-    conversions, with what these move."""
+    """The counts of a lowered network: its parts (delegates, or graphs), the operators outside of them, the
+    conversions, and the bytes that these conversions move."""
 
     parts: int
     outside: int

@@ -1,15 +1,15 @@
-"""Quantised networks on Arm's NPUs: ours beside ExecuTorch's own Ethos-U backend, by Vela's estimates.
+"""Compare our quantised networks on Arm's NPUs with ExecuTorch's own Ethos-U backend, by Vela's estimates.
 
 python -m benchmarks.npu [--networks NAME ...] [--accelerators NAME ...] [--cycles] [--ours]
 
-Both lower the same network, quantised by Arm's quantizer, from the exported program to the .pte, for pictures
-of int8 in NHWC, as input and as output; ours by each objective. Cycles are those that Vela estimates of whole
-graphs, of several the sum; they depend on the packages alone. Seconds are of one lowering each, in turn, and
-want a quiet machine. What was measured is kept in benchmarks/results/npu.json after every network, and not
-measured again in the same environment unless --networks names it, or, of ours alone, with --ours; npu.md
-beside it is the table of it. With --cycles no seconds are measured: those that are there stay, and so does
-all that was measured with the same packages on another machine. Ends with 1 where a plan by cycles is beaten
-by another, or by ExecuTorch's.
+Both lower the same network, quantised by Arm's quantizer, from the exported program to the .pte. Pictures are
+of int8 in NHWC, as input and as output. Ours lowers by each objective. Cycles are Vela's estimates of whole
+graphs, and the sum for several graphs; they depend on the packages alone. Seconds are of one lowering each,
+in turn, and need a quiet machine. Results are kept in benchmarks/results/npu.json after every network; npu.md
+beside it is the table. A network is not measured again in the same environment, unless --networks names it,
+or --ours asks for ours alone. With --cycles no seconds are measured: known seconds stay. So does all that was
+measured with the same packages on another machine. Ends with 1 if a plan by another objective, or ExecuTorch,
+beats a plan by cycles.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def share(row: Row, figure: str = "cycles") -> float | None:
 
 
 def beaten(rows: Sequence[Row]) -> list[str]:
-    """Where a plan by another objective takes fewer cycles than the one by cycles, or ExecuTorch does."""
+    """List where a plan by another objective, or ExecuTorch's, takes fewer cycles than the plan by cycles."""
     found = []
     for row in rows:
         plans = {} if "error" in row["ours"] else {name: row["ours"][name]["cycles"] for name in OBJECTIVES}
@@ -293,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _kept(row: Row, options: argparse.Namespace) -> Row:
-    """What of a row is not measured again: ExecuTorch's with --ours, and with --cycles all seconds."""
+    """Return what is not measured again of a row: ExecuTorch's with --ours, and all seconds with --cycles."""
     kept = {"stock": row["stock"]} if options.ours and "stock" in row else {}
     for way in ("ours", "stock"):
         if options.cycles and way not in kept and "seconds" in row.get(way, {}):

@@ -1,6 +1,6 @@
-"""Decides how two programs that dimorder makes of one network are timed beside each other, on XNNPACK.
+"""Time two programs that dimorder makes of one network beside each other, on XNNPACK.
 
-They are loaded several times, since where a load happens to lie in memory counts too, and run in turn, as
+They are loaded several times, since where a load happens to lie in memory counts too. They run in turn, as
 `dimorder bench` times programs.
 """
 
@@ -36,8 +36,8 @@ class Way:
 
 
 def timed(network: str, ways: Mapping[str, Way], rounds: int) -> Row:
-    """One row: of each way the milliseconds of every round, its delegates and the bytes of its file, and the
-    ratio of the first to the second."""
+    """Return one row: for each way the milliseconds of every round, its delegates and the bytes of its file.
+    The row also has the ratio of the first way's time to the second's."""
     row: Row = {"network": network, "inputs": [list(x.shape) for x in next(iter(ways.values())).inputs]}
     times: dict[str, list[float]] = {name: [] for name in ways}
     try:
@@ -93,8 +93,8 @@ def run(
     table: Callable[[Mapping[str, Any]], str],
     most: float | None,
 ) -> int:
-    """The command `python -m benchmarks.NAME`: 1 where a pair fails, or the first of two takes more than
-    `most` of the second's time by more than the interval."""
+    """Run the command `python -m benchmarks.NAME`. Return 1 if a pair fails, or if the first way takes more
+    than `most` times the second way's time, by more than the interval."""
     options = command_line(name, text, networks).parse_args()
 
     def measure(network: str) -> Row:

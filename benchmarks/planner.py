@@ -141,10 +141,10 @@ def real_problems() -> Iterator[tuple[str, LayoutProblem]]:
 
 
 def chained(problems: Sequence[LayoutProblem]) -> LayoutProblem:
-    """One problem of many: the order in which a result is read decides in which the next network starts.
+    """Chain many problems into one: the order of a result decides the order in which the next network starts.
 
-    Each output and the input after it become one step: its i-th configuration reads the i-th order that
-    the result may have, and writes the i-th that the next network's input may be read in.
+    Each output and the input after it become one step. Its i-th configuration reads the i-th order that the
+    result may have, and writes the i-th order of the next network's input.
     """
     buffers: list[Buffer] = []
     steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""Decides what is kept of a benchmark: its command, machine, versions and results."""
+"""Keep the results of a benchmark with its command, machine and versions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def record_kept(path: Path, environment: Mapping[str, object], of: Sequence[str]
 
 
 def failed(error: Exception) -> dict[str, str]:
-    """What is recorded of a way that raised this, in place of its figures."""
+    """Return what a record has in place of figures, for a way that raised this error."""
     return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
 
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:
-    """What stands above the table of a record: the command that measured it, and on what."""
+    """Return the lines above the table of a record: the command that measured it, and the machine."""
     return [f"    {record['command']}", "", describe_machine(record["environment"]) + ".", ""]
 
 

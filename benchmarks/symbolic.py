@@ -1,9 +1,9 @@
-"""What a program for ranges of sizes takes beside one whose sizes are fixed, on XNNPACK.
+"""Compare a program for ranges of sizes with one whose sizes are fixed, on XNNPACK.
 
     python -m benchmarks.symbolic [--networks NAME ...] [--rounds 30]
 
-Both run at a size of the ranges (see benchmarks/pairs.py). What was measured is kept in
-benchmarks/results/symbolic.json after every network; the .md beside it is the table. Ends with 1 where the
+Both run at a size of the ranges (see benchmarks/pairs.py). Results are kept in
+benchmarks/results/symbolic.json after every network; the .md beside it is the table. Ends with 1 if the
 program for ranges is more than 3 % slower by more than its interval.
 """
 

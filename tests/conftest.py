@@ -1,5 +1,5 @@
-"""Decides what holds for every test: torch starts each from the same seed, and every stage of the pipeline is
-checked, also by commands that a test starts; and what some share."""
+"""Set up every test: torch starts from the same seed, and every stage of the pipeline is checked. Commands
+that a test starts check it too. The other fixture is for some tests."""
 
 from __future__ import annotations
 

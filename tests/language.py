@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "benchmarks", "examples")
 GENERATED = {"coverage.md", "operators.md", "ops.md"}
 MOST_WORDS = 25
 # A sentence that makes the reader wait for its verb, and words that say nothing.
@@ -72,9 +73,9 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def checked_files() -> list[Path]:
-    """Return the documents and the modules of the package."""
+    """Return the documents, and the modules of the package, the tests, the benchmarks and the examples."""
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    modules = sorted((ROOT / "src").rglob("*.py"))
+    modules = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return sorted(path for path in documents if path.name not in GENERATED) + modules
 
 

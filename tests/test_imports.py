@@ -1,4 +1,4 @@
-"""Decides which part of dimorder may import which, and what `import dimorder` may load."""
+"""Test which part of dimorder may import which, and what `import dimorder` may load."""
 
 from __future__ import annotations
 
@@ -289,10 +289,10 @@ def _module(file: Path) -> str:
 
 
 def _at_import(source: str, module: str, modules: set[str]) -> set[str]:
-    """Which of `modules` the source of `module` imports when it is imported itself.
+    """Return which of `modules` the source of `module` imports when it is imported itself.
 
-    `from package import module` is an import of the module alone; that a package is imported before what
-    lies in it makes no circle, as long as it does not wait for it.
+    `from package import module` is an import of the module alone. The package is imported before the module,
+    but that makes no circle if the package does not wait for the module.
     """
     used: set[str] = set()
     todo: list[ast.AST] = [ast.parse(source)]
@@ -346,7 +346,7 @@ def _imports(file: Path) -> set[str]:
 
 
 def _names(source: str, package: tuple[str, ...]) -> set[str]:
-    """What `source`, a module of `package`, imports at any depth; `from a import b` gives `a` and `a.b`."""
+    """Return all that `source`, of `package`, imports at any depth; `from a import b` gives `a` and `a.b`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

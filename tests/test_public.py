@@ -1,4 +1,4 @@
-"""Decides what is public in `dimorder`, and that each name says how it is used, with an example that runs."""
+"""Test which names are public in `dimorder`, and that each tells how it is used, with an example."""
 
 from __future__ import annotations
 

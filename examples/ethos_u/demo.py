@@ -1,4 +1,4 @@
-"""Decides what the Ethos-U example shows: two real networks from float to a `.pte` for Arm's NPUs.
+"""Show the Ethos-U example: two real networks from float to a `.pte` for Arm's NPUs.
 
 Run it with `python -m examples.ethos_u.demo` after `make .venv/.dev-installed`; it writes into
 `examples/ethos_u/out/`. Neither a board nor Arm's simulator is needed, for nothing is run on an NPU: outputs
@@ -74,7 +74,7 @@ def _compare(lowered: Lowered) -> None:
 
 
 def in_integers(lowered: Lowered, x: Tensor) -> list[Tensor]:
-    """What the NPU's integers stand for, for an input of numbers."""
+    """Run the lowered network on an input of numbers, and return the numbers that its integers stand for."""
     (of,) = lowered.contract.inputs
     outputs = lowered.run(of.quantized(x))
     return [spec.real(y) for spec, y in zip(lowered.contract.outputs, outputs, strict=True)]

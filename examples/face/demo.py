@@ -1,4 +1,4 @@
-"""Decides what `make demo` shows: three real networks lowered, run, and fed the wrong way.
+"""Run `make demo`: lower three real networks, run them, and feed them in the wrong order.
 
 Run it with `python -m examples.face.demo`; it writes into `examples/face/out/`.
 """
@@ -185,7 +185,7 @@ def _path(out: Path, name: str, order: str) -> Path:
 
 
 def _converted(program: Program) -> str:
-    """What a program's guard has converted. To be read after the calls."""
+    """Report what a program's guard has converted, after the calls."""
     return f"{program.stats.conversions} inputs converted, {program.stats.cost_bytes:,} bytes"
 
 

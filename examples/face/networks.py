@@ -1,4 +1,4 @@
-"""Decides how the three networks of MTCNN are built and where their pretrained weights come from.
+"""Build the three networks of MTCNN, with their pretrained weights.
 
 The weights are the state dicts in facenet-pytorch's wheel, which is read as files and never imported.
 """
@@ -129,7 +129,7 @@ def onet() -> ONet:
 
 
 def weights_folder() -> Path:
-    """Where facenet-pytorch's wheel keeps its state dicts; FileNotFoundError if it is not installed."""
+    """Return the folder of state dicts in facenet-pytorch's wheel; FileNotFoundError if there is no wheel."""
     spec = importlib.util.find_spec("facenet_pytorch")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(

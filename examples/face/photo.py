@@ -1,4 +1,4 @@
-"""Decides what the networks are shown and calibrated on, and how what they find is drawn.
+"""Give the networks photos to see and to be calibrated on, and draw what they find.
 
 Two crops of scikit-image's `astronaut.png`, taken and mapped back as MTCNN does it; a box and five landmarks.
 """
@@ -26,7 +26,7 @@ GREEN, YELLOW, GREY, DARK = (70, 220, 120), (255, 214, 64), (210, 210, 215), (24
 
 @dataclass(frozen=True)
 class Finding:
-    """What O-Net says about a crop: how sure it is of a face, where the face is, and its five landmarks."""
+    """O-Net's result for a crop: the probability of a face, the box of the face, and its five landmarks."""
 
     probability: float
     box: Box
@@ -54,7 +54,7 @@ def crops(size: int, count: int = 96, seed: int = 0) -> Iterator[Tensor]:
 
 
 def crop(image: Image.Image, box: Box, size: int) -> Tensor:
-    """What a network sees of `box`: (1, 3, size, size) in [-1, 1).
+    """Return the crop of `box` as an input of a network: (1, 3, size, size) in [-1, 1).
 
     In memory it is NHWC, as the pixels of an image are; only its dimensions are permuted.
     """

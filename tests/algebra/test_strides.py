@@ -1,4 +1,4 @@
-"""What `read` answers: the round trip as a law, and every doubtful case of strides by example."""
+"""Test that `read` finds the order of strides: round trips as a law, and every doubtful case by example."""
 
 import hypothesis.strategies as st
 import pytest

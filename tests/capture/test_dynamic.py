@@ -1,4 +1,4 @@
-"""What quantizers write for dynamically quantised values becomes one operator, which gives the same."""
+"""Test that what quantizers write for dynamic quantisation becomes one operator with the same numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the normal form makes of clamps between two quantizes of one type."""
+"""Test that the normal form moves a clamp between two quantizes of one type before them, and keeps one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What cannot be captured is told in three lines: the construct with its source line, what was found, the way
-round.
+"""Test that a network that cannot be captured is an error of three lines. They are the construct with its
+source line, what was found, and the way round.
 """
 
 from __future__ import annotations

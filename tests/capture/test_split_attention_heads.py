@@ -1,5 +1,5 @@
-"""Projections of attention give their features by heads, with the biases that are needed; and values keep the
-ones that views would add between symbolic sizes."""
+"""Test that linears of attention become one matmul per head, and keep only the biases that are needed. Test
+also that values keep the unit dimensions that views would add between dynamic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the commands share."""
+"""Share helpers among the tests of the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's terminal sees: interrupts, closed pipes, what libraries print, and the help."""
+"""Test what a user's terminal sees: interrupts, closed pipes, the output of libraries, and the help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dimorder explain` says of each conversion and of the state."""
+"""Test what `dimorder explain` says of each conversion and of the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what `dimorder inspect`, `ops` and `bench` say and write, and how they end."""
+"""Test what `dimorder inspect`, `ops` and `bench` print and write, and their exit codes."""
 
 from __future__ import annotations
 

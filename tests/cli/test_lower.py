@@ -1,4 +1,4 @@
-"""What `dimorder lower` writes and prints, and the keys of its JSON."""
+"""Test what `dimorder lower` writes and prints, and the keys of its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command takes as a model, and how each way of going wrong ends."""
+"""Test what a command takes as a model, and the error for each model that is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dimorder plan` prints."""
+"""Test what `dimorder plan` prints."""
 
 from __future__ import annotations
 

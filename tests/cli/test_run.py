@@ -1,4 +1,4 @@
-"""What `dimorder run` reads, writes and says, and how each way of going wrong ends."""
+"""Test what `dimorder run` reads, writes and prints, and the error for each run that is wrong."""
 
 from __future__ import annotations
 

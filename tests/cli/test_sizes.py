@@ -1,4 +1,4 @@
-"""Decides what letters in --input do: one file for all sizes of a range, and what is said of a wrong one."""
+"""Test that letters in --input give one file for all sizes of a range, and that wrong sizes are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what lower, run and check do with .tosa files, and how each way of going wrong ends."""
+"""Test the commands lower, run and check on .tosa files, and the error for each wrong file or name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Build `dimorder-run` for this machine and for Arm, and run it, on emulated Arm cores too.
 
-Arm takes Debian's `g++-aarch64-linux-gnu` and `qemu-user-static`, and ExecuTorch's wheel for aarch64, by pip.
-What is built lies in `build/device`, and is built again where a source changed.
+Arm needs Debian's `g++-aarch64-linux-gnu` and `qemu-user-static`, and ExecuTorch's wheel for aarch64, by pip.
+The builds lie in `build/device`, and are built again if a source changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,--allow-shlib-undefined")
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run of `dimorder-run` printed and gave."""
+    """The result of a run of `dimorder-run`: exit code, printed text, printed errors, and outputs."""
 
     code: int
     text: str

@@ -217,7 +217,7 @@ FED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a call."""
+    """The result of a call: its outputs or its error, the warnings, and the counts of the guard."""
 
     outputs: tuple[Tensor, ...]
     error: str

@@ -170,7 +170,7 @@ class NativeStats:
 
 
 class NativeError(Exception):
-    """What a Program refused; the text is its three lines, `code` is ExecuTorch's."""
+    """An error of a native Program: the text is its three lines, `code` is ExecuTorch's."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

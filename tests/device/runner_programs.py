@@ -44,7 +44,7 @@ class Scale(nn.Module):
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run of `dimorder-run` ended with."""
+    """The exit code of a run of `dimorder-run`, and what it printed."""
 
     code: int
     out: str

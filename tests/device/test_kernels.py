@@ -89,7 +89,7 @@ def test_special_values_of_planes_on_arm_are_as_listed(name: str, core: str, tmp
 
 
 def emulated(function: Callable[..., Tensor], inputs: Sequence[Tensor], core: str, folder: Path) -> Tensor:
-    """What a function's .pte gives on a core."""
+    """Return what a function's .pte computes on an emulated core."""
     if reason := emulation.missing(core):
         pytest.skip(reason)
     path = folder / "net.pte"

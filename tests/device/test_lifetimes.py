@@ -1,8 +1,8 @@
-"""What ExecuTorch frees is not read again: from files, with every option that XNNPACK's backend has.
+"""Test that no program reads memory that ExecuTorch has freed: from files, with every option of XNNPACK.
 
 The loader gives each load memory of its own, and fills with NaN what ExecuTorch frees. ExecuTorch 1.5.1 frees
-the segment of a delegate once that is made, the data of constants that XNNPACK packs, and, with the weights
-cache on, the data of all named constants.
+the segment of a delegate once the delegate is made, and the data of constants that XNNPACK packs. With the
+weights cache on, it frees the data of all named constants.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def test_a_file_may_be_replaced_while_its_program_is_open(tmp_path: Path) -> Non
 def by_executorch(
     lifetimes: Path, path: Path, args: tuple[Tensor, ...], like: Tensor, options: tuple[str, ...]
 ) -> Tensor:
-    """What ExecuTorch's own API gives, from a loader that poisons."""
+    """Return the output of ExecuTorch's own API, from a loader that fills freed memory with NaN."""
     folder = path.parent
     (folder / "input").write_bytes(b"".join(x.contiguous().numpy().tobytes() for x in args))
     command = [

@@ -1,4 +1,4 @@
-"""Decides that faster copies are copies: every way, every type, whatever the table says."""
+"""Test that faster copies are exact copies: in every way, of every type, whatever the table says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides that the example's delegate gets NHWC alone, however its network is fed, and computes it."""
+"""Test that the example's delegate gets NHWC alone and computes its network, whatever order is fed."""
 
 from __future__ import annotations
 

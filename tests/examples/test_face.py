@@ -1,4 +1,4 @@
-"""Decides what the face example must show: real weights that find a face, programs that agree, a guard that
+"""Test what the face example shows: real weights find a face, programs agree with eager, and the guard
 holds.
 """
 

@@ -1,6 +1,6 @@
-"""Decides which orders a lowered program has at its boundary: those that the truth table has seen taken.
+"""Test that boundaries are logical in the orders in which the truth table has seen a kernel be right.
 
-Of any other the boundary is a dense, permuted tensor, and the logical view comes back.
+In any other order the boundary is a dense, permuted tensor, and the caller gets the logical view back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHAPES = {3: (2, 3, 7), 4: (2, 3, 5, 7), 5: (2, 3, 4, 5, 7)}
 
 
 def verdicts(rank, letter):
-    """What the table says of calls whose tensors all lie in one order, or have fewer dims."""
+    """Return the table's verdicts on calls whose tensors all lie in one order, or have fewer dims."""
     return {
         verdict
         for operators in KernelTable.shipped().rows.values()

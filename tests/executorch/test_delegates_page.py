@@ -1,4 +1,4 @@
-"""Decides that the page for authors of delegates can be followed word by word: its code runs."""
+"""Test that the code of the page for authors of delegates runs as it is written there."""
 
 from __future__ import annotations
 

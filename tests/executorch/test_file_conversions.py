@@ -1,4 +1,4 @@
-"""Decides what counts as a conversion in a .pte: ours against their plan, others' against their graph."""
+"""Test what counts as a conversion in a .pte: in our files by their plan, in others by their graph."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_file_without_the_method_names_those_it_has():
 def blob(
     kinds=(), shape=(2, 3, 5, 7), datatype=schema.XNNDatatype.xnn_datatype_fp32, quantised=False, perm=None
 ):
-    """What ExecuTorch's serializer writes of a graph that has a node of each kind, all on value 0."""
+    """Write a graph by ExecuTorch's serializer: one node of each kind, all of them on value 0."""
     value = schema.XNNTensorValue(datatype, len(shape), list(shape), 0, 0, 1, 0)
     if quantised:
         value = schema.XNNQuantizedTensorValue(value, schema.PerTensorQuant(0.5, 3))

@@ -1,4 +1,4 @@
-"""Decides what a guarded partitioner keeps out, checks and says, with delegates of several minds."""
+"""Test what a guarded partitioner keeps out of delegates, checks and says, for several kinds of delegates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what delegates get whose run time is elsewhere: NCHW, whatever the program was exported in."""
+"""Test that delegates with another runtime (Arm, Vulkan) get NCHW, whatever the order of the export."""
 
 from __future__ import annotations
 

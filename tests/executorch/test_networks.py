@@ -1,4 +1,4 @@
-"""Decides what a channels-last network of torchvision becomes: lowered whole, and right however it is fed."""
+"""Test that a channels-last network of torchvision is lowered whole, and is right however it is fed."""
 
 from __future__ import annotations
 

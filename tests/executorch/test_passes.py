@@ -1,4 +1,4 @@
-"""Decides what each pass does alone in `to_edge_transform_and_lower`, at every rank, and what then runs."""
+"""Test each pass alone in `to_edge_transform_and_lower`, at every rank, and the program that then runs."""
 
 from __future__ import annotations
 

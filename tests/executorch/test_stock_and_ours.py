@@ -1,4 +1,4 @@
-"""Decides what becomes of what stock ExecuTorch crashes on, refuses or gets wrong: both outcomes."""
+"""Test networks that stock ExecuTorch crashes on, refuses or gets wrong: stock's outcome and ours."""
 
 from __future__ import annotations
 

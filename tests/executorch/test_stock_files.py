@@ -1,4 +1,4 @@
-"""Decides what becomes of .pte files that stock ExecuTorch wrote: however they are fed, right or refused."""
+"""Test that .pte files of stock ExecuTorch give right numbers or are refused, however they are fed."""
 
 from __future__ import annotations
 

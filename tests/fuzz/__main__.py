@@ -1,6 +1,6 @@
-"""Decides what a run of the fuzzer does: networks are drawn from seeds, lowered and examined.
+"""Run the fuzzer: draw networks from seeds, lower them and examine them.
 
-Run `python -m tests.fuzz --count 100 --seed 0 --target xnnpack`; what fails is printed as a script.
+Run `python -m tests.fuzz --count 100 --seed 0 --target xnnpack`; a failure is printed as a script.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _seeds(target: str, options: argparse.Namespace) -> Sequence[int]:
 
 
 def _recorded(case: Case, outcome: Outcome) -> tuple[str, str]:
-    """What the record keeps of an outcome."""
+    """Return the two words that the record keeps of an outcome: its kind, and the fault or the reason."""
     if outcome.is_fault:
         return "fault", outcome.kind
     return outcome.kind, _reason(case, outcome) if outcome.kind == "refused" else ""

@@ -1,7 +1,7 @@
-"""Decides which constants random networks have: random ones, or such as constructors leave, zero, one, equal.
+"""Draw the constants of random networks: random ones, or zeros, ones and equal ones, as constructors leave.
 
 ExecuTorch frees the data that a convolution or linear packs, and reads all other constants by pointer. Target
-"constants" draws networks in which one constant is both, or two constants have the same bytes.
+"constants" draws networks in which one constant is packed and read, or two constants have the same bytes.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def alike_constant(
 
 
 def with_small_weight(rng: random.Random, case: Case) -> Case | None:
-    """The case with a convolution or linear whose weight has the bytes and the size of a term or a factor.
+    """Add a convolution or linear whose weight has the bytes and the size of a term or a factor.
 
-    To XNNPACK the weight of a convolution is (outputs, *kernel, inputs), or (1, *kernel, outputs) if it is
-    depthwise: then a constant along the channels may be the same value.
+    XNNPACK's weight of a convolution is (outputs, *kernel, inputs), or (1, *kernel, outputs) if it is
+    depthwise. A constant along the channels may then be the same value.
     """
     shapes = _floats(case)
     x = rng.choice([name for name, shape in shapes.items() if len(shape) > 1] or [""])

@@ -1,4 +1,4 @@
-"""Decides what a random network is, and how it is run in torch.
+"""Describe a random network, and run it in torch.
 
 A network is data (`Case`); its source is a readable module, and that is lowered.
 """
@@ -74,9 +74,9 @@ class Step:
 class Case:
     """A network, the contract it is lowered under, and the ATen operators (`softmax`) that are refused.
 
-    `quantizer` is the function of `tests.targets.quantised` that quantises it, or "by_hand" where its steps
-    do; `types` are those of all inputs and all outputs in the contract, where these are other than the
-    network's.
+    `quantizer` is the function of `tests.targets.quantised` that quantises the network. It is "by_hand" if
+    steps of the network do. `types` are the types of all inputs and of all outputs in the contract, if they
+    are not the network's.
     """
 
     inputs: Mapping[str, Given]
@@ -194,9 +194,9 @@ def _names(expressions: Any) -> set[str]:
 
 
 def run(case: Case, noise: int | None = None) -> dict[str, Tensor]:
-    """Every value by its expression, in float64; with a seed, each computed one with relative `NOISE`.
+    """Return every value by its expression, in float64; with a seed, computed ones have relative `NOISE`.
 
-    What is quantised, or is to be, is computed in float32.
+    A network that is quantised, or is to be, is computed in float32.
     """
     generator = None if noise is None else torch.Generator().manual_seed(noise)
     held, values = types.SimpleNamespace(), {}

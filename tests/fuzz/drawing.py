@@ -1,4 +1,4 @@
-"""Decides which network a seed is."""
+"""Draw the random network of a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what must hold of the lowering of a random network."""
+"""Lower a random network, and check what must hold of the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 @dataclass(frozen=True)
 class Physical(Artifact):
-    """What target "physical" emits: the physical program as it is, which takes a third of the time."""
+    """The artifact of target "physical": the physical program as it is, which takes a third of the time."""
 
     module: Callable[..., Any]
     data: bytes = b""
@@ -183,7 +183,7 @@ def _with_other_values(case: Case, by: int = 50) -> Case:
 
 
 def _faults_in_cpp(case: Case, module: nn.Module, lowered: Any) -> Outcome | None:
-    """What is wrong where dimorder-run opens the file, and what ExecuTorch frees of it is poisoned."""
+    """Run the file by dimorder-run, which poisons what ExecuTorch frees, and return the fault or None."""
     from tests.device import emulation
 
     if emulation.missing(emulation.HOST):

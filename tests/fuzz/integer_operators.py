@@ -1,4 +1,4 @@
-"""Decides which operators random networks have whose integers are written by hand."""
+"""List the operators of random networks whose integers are written by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dequantised(x: Tensor, scale: float, zero_point: int, dtype: str = "int8") -
 
 
 def requantised(x: Tensor, scale: float, zero_point: int, dtype: str = "int8") -> Tensor:
-    """What quantising leaves of numbers."""
+    """Quantise numbers, and dequantise them again."""
     return dequantised(quantised(x, scale, zero_point, dtype), scale, zero_point, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Decides what must hold of a program of integers on inputs that `lower` has not seen."""
+"""Check what must hold of a program of integers on inputs that `lower` has not seen."""
 
 from __future__ import annotations
 

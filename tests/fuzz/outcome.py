@@ -1,4 +1,4 @@
-"""Decides what is said of a network that was examined, and what every output must keep."""
+"""Describe the outcome for a random network, and check the type and the order of its outputs."""
 
 from __future__ import annotations
 

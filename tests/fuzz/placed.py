@@ -1,4 +1,4 @@
-"""Decides which operators random networks have that choose by masks, read or write at places, or run step by
+"""List the operators of random networks that choose by masks, read or write at given places, or run step by
 step."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides what is kept of random networks that were examined: per target, what became of each seed.
+"""Keep the outcomes of random networks that were examined: per target, the outcome of each seed.
 
 A seed that is examined again counts as its last outcome, so that the record of a mended fault is right.
 """

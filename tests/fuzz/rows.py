@@ -1,5 +1,5 @@
-"""Decides what a row of the tables of random networks is, and how operands and attributes are drawn for most.
-A draw may fail to fit: who asks runs it, and draws again where it raises.
+"""Describe a row of the tables of random networks, and draw operands and attributes for most rows.
+A draw may fail to fit: the caller runs it, and draws again if it raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Draw:
-    """What a row may draw from: the operand `x`, the shapes of all values so far, new or shared constants."""
+    """The choices of a row: the operand `x`, the shapes of all values so far, new or shared constants."""
 
     rng: random.Random
     x: str

@@ -1,4 +1,4 @@
-"""Decides how a fault is shown: as a program of its own."""
+"""Write a program of its own that shows a fault."""
 
 from __future__ import annotations
 

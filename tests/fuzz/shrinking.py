@@ -1,4 +1,4 @@
-"""Decides how a failing network is made small."""
+"""Make a failing network small."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 400) -> Case:
 
 
 def _size(case: Case) -> tuple[int, ...]:
-    """What a smaller case has less of, most telling first."""
+    """Return the counts that are less in a smaller case, most telling first."""
     givens = [*case.inputs.values(), *case.constants.values()]
     attributes = [leaf for step in case.steps for leaf in _leaves(step.attributes)]
     return (

@@ -1,4 +1,4 @@
-"""Decides what `torch.cond` becomes: one row-major call, right whichever branch data choose."""
+"""Test that `torch.cond` becomes one row-major call, which is right whichever branch the data choose."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Two(nn.Module):
 
 
 class Outliving(nn.Module):
-    """What the first condition chose is read behind the second one, whose branches need much memory."""
+    """Reads the first condition's result after the second condition, whose branches need much memory."""
 
     def forward(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         x = x[0, 0, :1, :4]

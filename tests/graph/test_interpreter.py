@@ -18,7 +18,7 @@ SHAPES_ONLY = SOURCE / "sizes" / "merge_specializations.py"
 
 
 def interpreters_in(tree: ast.AST) -> Iterator[str]:
-    """What a file has of an interpreter of its own: torch's, or a loop that calls each node's operator."""
+    """Yield each interpreter of a file's own: a use of torch's, or a loop that calls each node's operator."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.fx"):
             yield from (name.name for name in node.names if "Interpreter" in name.name)

@@ -1,4 +1,4 @@
-"""Decides what `dimorder bench MODEL` measures, tells and refuses."""
+"""Test what `dimorder bench MODEL` measures, prints and refuses."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Located:
 
     @property
     def positions(self) -> Tensor:
-        """Where in memory each number lies."""
+        """The position in memory of each number."""
         found = torch.empty_like(self.memory)
         found[self.memory.long()] = torch.arange(self.numel, dtype=torch.int32)
         return found
@@ -196,7 +196,7 @@ def _is_range(found: Tensor, total: int, outer: int, inner: int, step: int) -> b
 
 
 def _pad(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:
-    """What survives lies in the same order on both sides, and is a box of physical dimensions in each."""
+    """Check that kept elements have the same order on both sides, and are a box of dimensions in each."""
     (x,), (out,) = reads, writes
     pads: Any = call.args[1]
     filled = aten.constant_pad_nd.default(x.ids + 1, pads).reshape(-1)[out.memory.long()] - 1

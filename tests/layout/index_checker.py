@@ -1,7 +1,7 @@
 """Check a plan by looking only at which element lies where: no numbers, no lowering.
 
-Every value's elements are numbered in logical order; a layout puts the numbers in memory, and ATen's own
-operators, run on the numbers, say which of them an operator must find and make where.
+Every value's elements are numbered in logical order, and a layout puts the numbers in memory. ATen's own
+operators run on the numbers, and say which number an operator must find, and which it must write, where.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides how tests take a small network through the pipeline: without exporting again, which takes longest.
+"""Take a small network through the pipeline without exporting it again, which takes longest.
 
 Each network is captured and annotated once, then planned, rewritten and run under many contracts.
 """
@@ -66,7 +66,7 @@ class Lowering:
         return extracted, solve(extracted.problem)
 
     def faults(self, contract: Contract, objective: str = "bytes", *, rich: bool = False) -> list[str]:
-        """What is wrong with the plan and the physical program under a contract; nothing, one hopes."""
+        """Return the faults of the plan and of the physical program under a contract; none if right."""
         extracted, plan = self.plan(contract, objective, rich=rich)
         found = [*plan.check(extracted.problem), *check(extracted, plan, contract)]
         module = build(extracted, plan, contract)

@@ -1,4 +1,4 @@
-"""Decides that an implementation takes part only for the targets that list it."""
+"""Test that an implementation is offered only to the targets that list it."""
 
 from __future__ import annotations
 

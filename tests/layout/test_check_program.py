@@ -1,4 +1,4 @@
-"""Decides that each check of a stage sees the fault that it is for: one is planted, and told."""
+"""Test that each check of a stage reports the fault that it is for: one fault is planted for each."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def test_a_fault_of_the_physical_program_is_told(plant: Callable[[torch.fx.Graph
 
 
 def _feed(program: torch.export.ExportedProgram) -> list[Tensor]:
-    """What the graph itself takes: constants first, then the inputs."""
+    """Return the inputs of the graph itself: constants first, then those of the network."""
     return [*program.state_dict.values(), torch.randn(SHAPE)]
 
 

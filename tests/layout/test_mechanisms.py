@@ -1,4 +1,4 @@
-"""Decides what each mechanism makes of a small network: its source, and under it the physical program.
+"""Test what each mechanism makes of a small network: its source, and below it the physical program.
 
 Names are numbered from the second of a kind on; `as` is a free view, ᵀ one with the last two
 dimensions swapped. `convert` lines are the plan's conversions, and there are no others.

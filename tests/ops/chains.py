@@ -1,4 +1,4 @@
-"""Decides which random networks the rules are tested on together: chains of operators with residuals.
+"""Draw random networks to test the rules on together: chains of operators with residuals.
 
 A chain is data (`Step`s), drawn so that every step fits the shapes before it; `Chain` runs it.
 """

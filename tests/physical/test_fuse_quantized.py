@@ -1,4 +1,4 @@
-"""What the pass says of each call of a quantised program, for a target of a few kernels."""
+"""Test how `fuse_quantized` annotates each call of a quantised program, for a target of a few kernels."""
 
 from __future__ import annotations
 

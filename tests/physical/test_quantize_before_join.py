@@ -1,4 +1,4 @@
-"""What the pass makes of several convolutions of one operator: the join is clamped and quantised."""
+"""Test that the clamp and the quantize after a join of one operator's convolutions move before the join."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def fan_out(seed: int) -> LayoutProblem:
 
 
 def carried(seed: int) -> LayoutProblem:
-    """What the last steps write is what the first ones read in the next run, in the same order."""
+    """Make a problem whose last steps write what its first steps read in the next run, in the same order."""
     b = Builder(seed)
     found = [b.source() for _ in range(b.random.randint(1, 2))]
     values = [*found, b.source()]

@@ -1,4 +1,4 @@
-"""What `check` and the proof must not let through."""
+"""Test that `check` rejects plans that misstate something, and that false prices prove nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration may be, and how each way of getting it wrong is told."""
+"""Test what a calibration may be, and the error for each calibration that is wrong."""
 
 from __future__ import annotations
 

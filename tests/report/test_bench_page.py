@@ -1,4 +1,4 @@
-"""Decides what the page of a bench must hold: a bar for each runtime, and where our time goes."""
+"""Test that the page of a bench has a bar for each runtime, and shows where our time goes."""
 
 from __future__ import annotations
 

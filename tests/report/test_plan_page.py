@@ -1,4 +1,4 @@
-"""Decides what a report must hold: everything that the plan says, in a page that stands alone."""
+"""Test that a report has everything that the plan says, in a page that stands alone."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_delegate_gives_what_eager_gives(pte, promised, fed):
 
 
 def test_without_the_guard_the_wrong_order_is_silently_wrong(pte):
-    """What the guard is for; if this fails, ExecuTorch has come to check orders itself."""
+    """Test why there is a guard; if this fails, ExecuTorch has come to check orders itself."""
     path, model = pte("pointwise", MAIN, "NCHW")
     program = load(path)
     wrong = program._method([FED["NHWC"]()])[0]

@@ -89,7 +89,7 @@ def test_a_guard_in_order_copies_nothing(saved: Path, monkeypatch: pytest.Monkey
 
 
 def in_a_process(code: str, saved: Path) -> str:
-    """What a new process prints for `code`, where `path` is the program and `pool()` the size of its pool."""
+    """Return what a new process prints for `code`; `path` is the program, `pool()` the size of its pool."""
     begin = (
         "import sys, torch, dimorder\n"
         "from executorch.extension.pybindings import _C\n"

@@ -1,4 +1,4 @@
-"""What the tests of dynamic sizes share: ranges, how a network is lowered, and compared."""
+"""Share ranges among the tests of dynamic sizes, and lower networks and compare them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMES = [{"T": t} for t in (60, 61, 77, 96, 129, 130)]
 
 
 def dynamic_shapes(shape: str) -> tuple[dict[int, Any], ...]:
-    """What torch.export is told of one input of such a shape: `Nx3x64x64`."""
+    """Return the dynamic shapes for torch.export of one input of such a shape: `Nx3x64x64`."""
     dims = {}
     for d, size in enumerate(shape.split("x")):
         if size in RANGES:

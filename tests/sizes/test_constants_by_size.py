@@ -37,7 +37,7 @@ def test_anchors_are_sliced_and_laid_out_in_each_call(target: str) -> None:
 
 def test_a_matrix_that_begins_as_a_larger_one_is_sliced_beside_what_is_computed() -> None:
     class Both(nn.Module):
-        """Of the one resize the matrix ends as no larger one goes on, of the other it begins as it does."""
+        """Resizes twice: a larger nearest matrix begins like a smaller one; a bilinear one ends otherwise."""
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             linear = nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
@@ -52,7 +52,7 @@ def test_a_matrix_that_begins_as_a_larger_one_is_sliced_beside_what_is_computed(
 
 
 class Positions(nn.Module):
-    """Adds to each place what a table has for it, in whatever order the table lies, behind a causal mask."""
+    """Adds each place's row of a table before a causal mask, and with the table transposed after the mask."""
 
     def __init__(self) -> None:
         super().__init__()

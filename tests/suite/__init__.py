@@ -1,1 +1,1 @@
-"""What others wrote as tests, run through our lowering: ExecuTorch's backend suite, PyTorch's samples."""
+"""Run tests that others wrote through our lowering: ExecuTorch's backend suite, PyTorch's samples."""

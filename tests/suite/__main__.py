@@ -1,7 +1,7 @@
-"""What becomes of each case, and the counts: `python -m tests.suite --target xnnpack --out FILE.json`.
+"""Lower each case, and count the outcomes: `python -m tests.suite --target xnnpack --out FILE.json`.
 
-Results that are in the file already are kept, except of what is run again; `--page` and `--operators` write
-the documents.
+Results that are in the file already are kept, except of cases that are run again. `--page` and `--operators`
+write the documents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decides what a case is, and collects them.
+"""Collect the cases.
 
-ExecuTorch's backend suite runs its own functions with a runner, which here keeps what it is given. PyTorch
-has samples of its operators.
+ExecuTorch's backend suite runs its own functions with a runner. The runner here keeps what it is given.
+PyTorch has samples of its operators.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decides what the document of the operators says: for each the rule that is known of its axes, and what each
-target makes of it, by the results of the suite and the targets' tables."""
+"""Write the document of the operators: for each the rule of its axes, and what each target makes of it. The
+rows come from the results of the suite and from the targets' tables."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _axes(name: torch._ops.OpOverload) -> str:
 
 
 def _told(name: str, target: str, cases: Sequence[Any], table: Table | None, overload: Any) -> str:
-    """What became of an operator on a target: of all its samples, or the best and that others did worse."""
+    """Return the outcome of an operator on a target: that of all samples, or the best and the worst."""
     found = {word: why for by in cases if target in by for word, why in _of(name, by[target], by[EXPORTED])}
     words = [word for word in (YES, PARTS, OUTSIDE, REFUSED, CRASHED, WRONG) if word in found]
     if not words:
@@ -113,7 +113,7 @@ def _told(name: str, target: str, cases: Sequence[Any], table: Table | None, ove
 
 
 def _of(name: str, became: Mapping[str, Any], exported: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What a case tells of one of its operators, and why; nothing where it cannot be told from the others."""
+    """Yield what a case tells of one of its operators, and why; nothing if it may be due to another one."""
     kind, short = became["kind"], name.removesuffix(".default")
     if kind == RIGHT:
         yield (YES if became.get("operators", 0) <= len(exported) else PARTS), ""

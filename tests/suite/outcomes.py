@@ -1,4 +1,4 @@
-"""Decides what became of a case on a target: right, outside, refused, crashed or wrong."""
+"""Find the outcome of a case on a target: right, outside, refused, crashed or wrong."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ MOVES = (torch.ops.aten.view.default, torch.ops.aten.permute.default, torch.ops.
 
 @dataclass(frozen=True)
 class Became:
-    """What became of a case: one of `KINDS`, the operators outside, why, how many delegates there are, and of
-    how many operators the physical program is made, beside moves of memory."""
+    """The outcome of a case: one of `KINDS`, why, the operators outside, and the number of delegates.
+    `operators` is the number of operators in the physical program, without moves of memory."""
 
     kind: str
     why: str = ""
@@ -154,9 +154,9 @@ def _told(error: Exception) -> str:
 def examine_all(
     cases: Iterable[Case], targets: Sequence[str], limit_s: int = LIMIT_S
 ) -> Iterator[tuple[Case, str, Became, float]]:
-    """What became of each case on each target, with the seconds it took. A native crash, and what takes more
-    than `limit_s`, is a crash of that case alone. The other process is no fork of this one: a fork waits
-    forever for the threads of a runtime that this one has used."""
+    """Yield the outcome of each case on each target, with the seconds it took. A native crash is a crash of
+    that case alone, and so is a case that takes more than `limit_s`. The other process is no fork of this
+    one, for a fork waits forever for the threads of a runtime that this one has used."""
     todo = [(case, target) for case in cases for target in targets]
     done = 0
     while done < len(todo):

@@ -1,4 +1,4 @@
-"""Decides what the document says of the results: counts, a table for each target by operator, and each reason
+"""Write the document of the results: counts, and a table for each target by operator. Below it is each reason
 why a case is refused or has an operator outside."""
 
 from __future__ import annotations

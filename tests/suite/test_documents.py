@@ -1,4 +1,4 @@
-"""Decides that the documents say what the results say that are kept."""
+"""Test that the documents say what the kept results say."""
 
 from __future__ import annotations
 

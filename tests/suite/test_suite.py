@@ -1,4 +1,4 @@
-"""Decides what must hold of tests that others wrote: none is wrong, none crashes, and few are refused."""
+"""Test that none of the cases that others wrote is wrong or crashes, and that few are refused."""
 
 from __future__ import annotations
 

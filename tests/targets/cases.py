@@ -1,5 +1,5 @@
-"""What every target computes: calls of physical programs, emitted as they stand, and networks, which are
-lowered. One per operator or more, dims that all differ."""
+"""Cases that every target computes: calls of physical programs, emitted as they stand, and lowered networks.
+Each operator has one case or more, with dims that all differ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decides what tests of targets share, and what pytest leaves alone here.
+"""Share fixtures among the tests of targets, and make pytest leave `outside` alone.
 
-That is a package that tests install, and that nothing else imports.
+`outside` is a package that tests install, and that nothing else imports.
 """
 
 from __future__ import annotations

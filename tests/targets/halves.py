@@ -39,10 +39,10 @@ def halved(case: Case, dtype: torch.dtype = torch.float16) -> tuple[Net, tuple[T
 
 
 def share_of_allowed(got: object, network: nn.Module, inputs: Sequence[Tensor]) -> float:
-    """The largest error of any output, as a share of what is allowed; infinite where a type differs.
+    """Return the largest error of any output, as a share of what is allowed; infinite if a type differs.
 
-    Allowed is twice what PyTorch's own result has, or one that is exact and then rounded to its type; on CPUs
-    with arithmetic of float16, whose kernels have no wider sums, or one that adds up products in it.
+    Allowed is twice the error of PyTorch's own result, or twice a rounding of its type if that is more. On
+    CPUs with float16 arithmetic, whose kernels have no wider sums, the error of float16 sums counts too.
     """
     with torch.no_grad():
         own = network(*inputs)

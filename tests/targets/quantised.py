@@ -1,4 +1,4 @@
-"""Decides how the tests quantise a network: by PT2E and ExecuTorch's quantizers, or by torchao."""
+"""Quantise networks for the tests: by PT2E and ExecuTorch's quantizers, or by torchao."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def round_all_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Between(nn.Module):
-    """What `compute` makes of quantised values of awkward scales and zero points, quantised once or more."""
+    """Computes on quantised values of awkward scales and zero points; quantises the result once or more."""
 
     SCALES: tuple[tuple[float, int], ...] = ((0.0247, 5), (0.0313, -17), (0.0189, 0))
     INTEGERS: Integers = INT8

@@ -96,7 +96,7 @@ def apart(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 @cache
 def plans() -> tuple[NetworkPlan, ...]:
-    """Of every case of either target for that target, and for torch, which computes any implementation."""
+    """Return the plans of every case for its target, and for torch, which computes any implementation."""
     without_linear = xnnpack(XNNPACK.without("linear", "conv2d_nhwc"))
     cases = {**test_xnnpack_ops.CASES, **test_tosa_ops.CASES, **TORCH}
     return (

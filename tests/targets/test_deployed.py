@@ -90,8 +90,8 @@ def _tensors(result: object) -> list[torch.Tensor]:
 
 
 def conversions_in_own_orders(lowered: Lowered) -> float:
-    """The conversions of the plan in which each operator runs in the first order that it is offered; infinite
-    where that takes one that the target has not."""
+    """Count the plan's conversions if each operator runs in the first order that it is offered. The count is
+    infinite if the target lacks one of them."""
     problem = lowered.plan.extracted.problem
     try:
         return len(evaluate(problem, [0] * len(problem.steps)).conversions)

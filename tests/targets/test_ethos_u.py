@@ -190,7 +190,7 @@ def test_integers_of_64_bits_are_refused() -> None:
 
 
 def test_a_plan_by_cycles_takes_fewer_than_others() -> None:
-    """Of attention over features that come first: its plan has other operators, and its graph other forms."""
+    """Test attention over channels that come first: the plan by cycles has other operators and forms."""
     network = by_arm(Attention().eval(), torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(5)))
     x = torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(5))
     found = {

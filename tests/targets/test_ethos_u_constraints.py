@@ -1,4 +1,4 @@
-"""What is refused of Ethos-U55 is what Vela refuses: of each row a graph of either kind."""
+"""Test that we refuse for Ethos-U55 what Vela refuses: each row has a refused graph and one that is taken."""
 
 from __future__ import annotations
 

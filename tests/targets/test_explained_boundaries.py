@@ -1,4 +1,4 @@
-"""What XNNPACK lacks is in the plan: its boundaries are priced, and explained by what is lacking."""
+"""Test that the plan prices the boundaries of what XNNPACK lacks, and explains them by what is lacking."""
 
 from __future__ import annotations
 

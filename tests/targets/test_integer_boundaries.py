@@ -123,8 +123,8 @@ print(1024 * (kilobytes("VmHWM") - before))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system tells no peak of memory")
 def test_no_run_holds_a_photos_bytes_as_floats(tmp_path: Path) -> None:
-    """What a program takes besides the photo is less than the photo as floats; that of the same network for
-    floats is more."""
+    """Test that a program of uint8 takes less memory besides the photo than the photo as floats. The same
+    network for floats takes more."""
     small = dimorder.lower(Photo(), (X,), target="xnnpack").save(tmp_path / "small.pte")
     x, grown = torch.rand(1, 3, HEIGHT, WIDTH) * 2 - 1, {}
     for taken in ("uint8", "float32"):

@@ -1,6 +1,6 @@
-"""What target xnnpack says of quantised networks that it cannot take as they are.
+"""Test what target xnnpack says of quantised networks that it cannot take as they are.
 
-That is a refusal in three lines, or a float island with its reason that gives the right numbers.
+Each is refused in three lines, or becomes a float island with its reason and gives the right numbers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decides what ExecuTorch's Arm partitioners make of a decomposed quantised program: one delegate, right
-numbers, fewer TRANSPOSEs."""
+"""Test that ExecuTorch's Arm partitioners make one delegate of a decomposed quantised program, with right
+numbers and fewer TRANSPOSEs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def calls_of(program: ExportedProgram) -> list[Node]:
 
 
 def delegated(program: ExportedProgram, partitioner: Any) -> bytes:
-    """What the one delegate of a program is given; but for that, integers pass into floats and back."""
+    """Return the data of a program's one delegate; only quantizes and dequantizes run outside of it."""
     from executorch.exir import to_edge_transform_and_lower
 
     edge = to_edge_transform_and_lower(program, partitioner=[partitioner]).exported_program()

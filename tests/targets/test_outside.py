@@ -1,6 +1,6 @@
-"""Decides that a target of another package is used like ours: `outside/` is built, installed and lowered for.
+"""Test that a target of another package is used like ours: `outside/` is built, installed and lowered for.
 
-No line of dimorder names it; where it is broken, clashes or lacks its extra, the error says whose it is.
+No line of dimorder names it. If it is broken, clashes or lacks its extra, the error says whose it is.
 """
 
 from __future__ import annotations

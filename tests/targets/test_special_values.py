@@ -1,5 +1,5 @@
-"""Zeros, infinities, NaN, subnormal and huge numbers through every operator that computes on numbers, on each
-target's runtime and in torch. Where they differ is listed with the reason; a list that is too long fails."""
+"""Test zeros, infinities, NaN, subnormal and huge numbers in every operator, on each target and in torch.
+Differences are listed with their reasons; a list that is too long fails."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Networks that write buffers: ten calls of the file that is loaded again give what ten calls of the network
-give, on every target that has state.
+"""Test networks that write buffers: ten calls of a loaded file give what ten calls of the network give, on
+every target that has state.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Calls]] = {
 
 
 def results(network: nn.Module, calls: Calls) -> Iterator[list[Tensor]]:
-    """What each call gives; a network may return a buffer itself."""
+    """Yield the results of each call; a network may return a buffer itself."""
     for call in calls:
         with torch.no_grad():
             leaves = pytree.tree_leaves(network(**call))
@@ -116,7 +116,7 @@ def last(m: Any, x: Tensor) -> Tensor:
 
 
 def before(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What it found, as a view of it."""
+    """Return a view of the buffer's value before the call, and the buffer."""
     found = m.a.clone().reshape(3, 2)
     m.a.add_(x)
     return found.t(), m.a

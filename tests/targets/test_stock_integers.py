@@ -1,6 +1,6 @@
-"""What stock ExecuTorch 1.5.1 makes of small networks that PT2E quantised, and what target xnnpack does.
+"""Test what stock ExecuTorch 1.5.1 makes of small networks that PT2E quantised, and what target xnnpack does.
 
-Stock's outcome is asserted as it is: where a newer one does better, this page is what says so.
+Stock's outcome is asserted as it is: this file fails if a newer ExecuTorch does better.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rescaled(nn.Module):
 
 
 def _summed(one: Tensor, other: Tensor) -> Tensor:
-    """Of parts with a scale each."""
+    """Add two values, each quantised with a scale of its own."""
     return requantised(one, 0.0131, -11) + requantised(other, 0.0293, 4)
 
 

@@ -1,5 +1,5 @@
-"""Activations of 16 bits and weights of 8 on target tosa: each graph equal, bit for bit, to Arm's reference
-model, and as near to the exact numbers as factors of 15 bits and tables that interpolate allow."""
+"""Test activations of 16 bits and weights of 8 on target tosa. Each graph gives the bits of Arm's reference
+model. It is as near to the exact numbers as factors of 15 bits and interpolated tables allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TOSA cannot say is an error of three lines that names the operator and its source line."""
+"""Test that what TOSA cannot say is an error of three lines, with the operator and its source line."""
 
 from __future__ import annotations
 

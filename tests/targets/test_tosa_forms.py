@@ -160,7 +160,7 @@ def of_groups(compute: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor],
 
 @pytest.mark.parametrize("compute", [torch.sub, torch.mul])
 def test_groups_fill_lanes(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Of 4 × 6 channels: the number of each group is repeated for its six."""
+    """Test 4 groups of 6 channels: the number of each group is repeated for its six channels."""
     network = Between(of_groups(compute), (0.0611, -7))
     plain, other = alike(network, randn(1, 24, 5, 7), "fills_lanes")
     assert other - plain == {"TILE"}

@@ -1,5 +1,5 @@
-"""Networks that PT2E quantised, on target tosa: as many TRANSPOSEs as the float network has, Arm's reference
-model bit for bit, and Vela compiles each for Ethos-U with nothing left to the CPU.
+"""Test networks that PT2E quantised on target tosa: as many TRANSPOSEs as the float network has, and the bits
+of Arm's reference model. Vela compiles each for Ethos-U with nothing left to the CPU.
 """
 
 from __future__ import annotations

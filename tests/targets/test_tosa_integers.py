@@ -1,5 +1,5 @@
-"""Quantised networks on target tosa: graphs of integers, each equal on Arm's reference model, bit for bit, to
-the model of TOSA's arithmetic (`targets/tosa/integers/model.py`), which is held to the exact numbers in turn.
+"""Test quantised networks on target tosa: Arm's reference model gives the bits of our model of TOSA's
+arithmetic (`targets/tosa/integers/model.py`). Our model is compared with the exact numbers in turn.
 """
 
 from __future__ import annotations

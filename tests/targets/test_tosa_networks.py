@@ -22,8 +22,8 @@ SMALL = (1, 3, 64, 64)
 
 @dataclass(frozen=True)
 class Expected:
-    """The TRANSPOSEs of a network under a contract in torch's own orders; with feature maps promised in NHWC
-    on both sides; and the operators that the reasons of those left inside may name."""
+    """The number of TRANSPOSEs in torch's own orders, and with feature maps promised in NHWC on both sides.
+    `forced_by` are the operators that may be the reason for a TRANSPOSE inside."""
 
     transposes: int
     nhwc: int

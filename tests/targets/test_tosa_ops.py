@@ -1,5 +1,5 @@
-"""What TOSA computes, run on the reference model, against torch on the same module: calls of physical
-programs as they stand, and networks, whose graph holds the TRANSPOSEs of the plan and no other."""
+"""Every operator of TOSA gives PyTorch's numbers on the reference model. Calls of physical programs run as
+they stand. Networks are lowered, and their graphs hold the TRANSPOSEs of the plan and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what ExecuTorch's own partitioners make of a decomposed program: the same with fewer TRANSPOSEs."""
+"""Test that ExecuTorch's own partitioners make the same of a decomposed program, with fewer TRANSPOSEs."""
 
 from __future__ import annotations
 

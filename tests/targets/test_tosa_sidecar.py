@@ -1,4 +1,4 @@
-"""Decides what `model.tosa` and the contract beside it must hold together, and what is refused of them."""
+"""Test that `model.tosa` and its contract hold together, and that files that do not fit are refused."""
 
 import json
 import os

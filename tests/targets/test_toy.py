@@ -1,4 +1,4 @@
-"""Decides that docs/targets.md is enough to write a target: `outside/dimorder_toy` lowers whole networks."""
+"""Test that docs/targets.md is enough to write a target: `outside/dimorder_toy` lowers whole networks."""
 
 from __future__ import annotations
 

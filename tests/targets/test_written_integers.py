@@ -1,5 +1,5 @@
-"""What is written for XNNPACK is held to the physical program: the model of its kernels is made of what was
-written, and would agree with whatever that is.
+"""Test that what is written for XNNPACK agrees with the physical program. The model of the kernels is made of
+what was written, and would agree with anything.
 """
 
 from __future__ import annotations

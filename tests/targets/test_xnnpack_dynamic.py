@@ -57,7 +57,7 @@ def by_channel(weight: Tensor, dim: int = 0) -> Tensor:
 
 
 def by_rows(x: Tensor, dims: int) -> Tensor:
-    """What XNNPACK rounds to: by one asymmetric scale over the last dimensions."""
+    """Round as XNNPACK does: by one asymmetric scale over the last dimensions."""
     return OPS.fake_quantize_dynamic(x, list(range(x.dim() - dims, x.dim())), *LEVELS, 1e-38, "balanced")
 
 
@@ -72,8 +72,8 @@ def near(got: Tensor, wanted: Tensor) -> bool:
 
 
 def within_a_step(got: Tensor, network: Tensor, x: Tensor, weight: Tensor, product: Product) -> bool:
-    """Whether each result is as near to the network's as two roundings of its operands, each to a neighbour,
-    explain: by the network's one step for all of `x`, and by XNNPACK's, which is no larger."""
+    """Return whether each result is as near to the network's as two roundings of its operands explain. One
+    rounds by the network's one step for all of `x`, the other by XNNPACK's step, which is no larger."""
     step, _ = dynamic_type(x, list(range(x.dim())), *LEVELS, 2**-12, "asymmetric")
     allowed = 2 * product(step.expand(x.shape), weight.abs())
     assert ((got - network).abs() > 0).any(), "the same by chance shows nothing"

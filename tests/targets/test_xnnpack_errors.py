@@ -1,4 +1,4 @@
-"""What XNNPACK refuses, and the three lines that say why."""
+"""Test what XNNPACK refuses, and the three lines that say why."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_cast_is_no_reason_for_a_conversion(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("takes", [torch.float32, torch.float16])
 def test_integers_beside_float16(takes: torch.dtype) -> None:
-    """What is not integers is held to the runtime's to the last digit."""
+    """Test integers beside float16: numbers differ from PyTorch's by no more than float16's last digit."""
     network = Net(lambda x: quantised(quantised((x * 3).float()).abs()).half() * 3)
     x = r(2, 5, 7).to(takes)
     lowered = dimorder.lower(network, (x,), target="xnnpack")

@@ -113,7 +113,7 @@ def test_a_mean_of_integers_of_one_scale_lies_on_halves() -> None:
 
 
 def test_a_mean_on_a_half_is_rounded_as_the_kernel_does_it() -> None:
-    """Of 14 numbers: the sum is scaled before the zero point is taken away."""
+    """Test a mean of 14 numbers: the sum is scaled before the zero point is taken away."""
 
     class Mean(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

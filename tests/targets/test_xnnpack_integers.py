@@ -1,5 +1,5 @@
-"""Quantised networks on target xnnpack: int8 nodes between converts, each held to its kernel's arithmetic bit
-for bit (`targets/xnnpack/model.py`; a lowering whose file gives other bits is refused)."""
+"""Test quantised networks on target xnnpack: int8 nodes between converts, each bit for bit the model of its
+kernel (`targets/xnnpack/model.py`). A lowering whose file gives other bits is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_product_with_int8_weights_computes_in_int8(name: str, kinds: Counter[
 
 
 class Again(nn.Module):
-    """What a network quantises, perhaps clamped, quantised with another scale."""
+    """Takes what a network quantises, may clamp it, and quantises it with another scale."""
 
     def __init__(self, first: nn.Module, clamp: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ PADDED: dict[str, Any] = {
 def test_a_pad_is_of_integers_and_zeros_are_a_convolutions_own(
     name: str, taken: str | None, kinds: Counter[str]
 ) -> None:
-    """The network quantises behind the pad, as PT2E does."""
+    """Test a network that quantises after the pad, as PT2E does."""
     pad, pads = PADDED[name]
     compute, shape = PRODUCTS["convolution"]
     made = Weighted(compute, shape)
@@ -160,8 +160,8 @@ def test_a_product_of_matrices_computes_in_int8(transposed: bool, kinds: Counter
 
 
 class Parted(nn.Module):
-    """Parts of other scales, of which ExecuTorch 1.5.1 writes a file that does not load (#21831), moved
-    between quantised values, and joined in a third scale."""
+    """Moves parts of other scales between quantised values, and joins them in a third scale. ExecuTorch 1.5.1
+    writes a file for such parts that does not load (#21831)."""
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = quantised(x, 0.0247, 5).chunk(2, dim=1)
@@ -222,7 +222,7 @@ def test_integers_may_be_read_as_others_than_they_are() -> None:
 
 
 def test_integers_may_be_quantised_and_joined_with_themselves() -> None:
-    """What reads an input anew stands before what read it first."""
+    """Test that the node that reads an input anew stands before the node that read it first."""
     x = torch.randint(0, 256, (2, 3, 5, 7), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
     class Joined(nn.Module):

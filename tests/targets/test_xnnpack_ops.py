@@ -1,5 +1,5 @@
-"""What XNNPACK computes, run in the ExecuTorch runtime, against torch on the same module: calls of physical
-programs as they stand, and networks, whose file holds the conversions of the plan and no other."""
+"""Every operator of XNNPACK gives PyTorch's numbers in the ExecuTorch runtime. Calls of physical programs run
+as they stand. Networks are lowered, and their files hold the conversions of the plan and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays outside of the delegates, and what is built from what XNNPACK has."""
+"""Test which operators stay outside of the delegates, and which are built from what XNNPACK has."""
 
 from __future__ import annotations
 

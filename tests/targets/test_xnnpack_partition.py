@@ -1,4 +1,4 @@
-"""What is emitted is what was verified, and what runs outside the delegates is what the plan has outside."""
+"""Test that the emitted program is the verified one, and that the plan has outside what runs outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TOSA computes: calls of physical programs as they stand, and networks of one operator."""
+"""Cases that TOSA computes: calls of physical programs as they stand, and networks of one operator."""
 
 from __future__ import annotations
 

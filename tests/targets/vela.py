@@ -1,4 +1,4 @@
-"""Decides how it is seen what ExecuTorch's own Ethos-U backend hands to Vela."""
+"""Record what ExecuTorch's own Ethos-U backend hands to Vela."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what sums that are kept in half precision come to: each is added up here term by term."""
+"""Test sums that are kept in half precision: each is added up here term by term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the same and what is not, and that a wrong program is never handed out."""
+"""Test which results count as the same, and that a wrong program is never handed out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_wrong_program_is_refused_with_its_output() -> None:
 
 
 class Clamped(torch.nn.Module):
-    """What no standard normal input reaches."""
+    """Clamps at a bound that no standard normal input reaches."""
 
     def __init__(self, bound: float) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_what_does_not_run_is_told() -> None:
 
 
 class Waves(torch.nn.Module):
-    """Of large numbers, whose last digits decide."""
+    """Computes the sine of large numbers, whose last digits decide the result."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x * 10)
@@ -99,7 +99,7 @@ def test_what_a_network_amplifies_itself_is_no_fault() -> None:
 
 
 class Offset(torch.nn.Sequential):
-    """A convolution of numbers about `offset`, which the batch-norm behind it takes away: eager rounds them
+    """Convolves to numbers about `offset`, which the batch-norm takes away again. Eager rounds the numbers
     while they are large, and a folded batch-norm does not."""
 
     def __init__(self, offset: float) -> None:
@@ -150,7 +150,7 @@ def test_a_network_that_is_all_rounding_is_refused_with_that_reason() -> None:
 
 
 class Exported(torch.nn.Module):
-    """What computes otherwise once it is exported."""
+    """Computes another function once it is exported."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * (2.0 if torch.compiler.is_exporting() else 2.01) + 1e4 - 1e4
@@ -195,7 +195,7 @@ class Scores(torch.nn.Module):
 @HALVES
 @pytest.mark.parametrize("takes", [torch.float32, None])
 def test_half_precision_is_held_to_float64(dtype: torch.dtype, takes: torch.dtype | None) -> None:
-    """What is exact passes, and so does PyTorch's own; three times as far from float64 as that does not."""
+    """Test that exact results and PyTorch's own pass; results three times as far from float64 do not."""
     network = Scores(dtype, takes or dtype)
     held = trial_on(network, torch.randn(30, 50).to(takes or dtype))
     exact = Scores(torch.float64, torch.float64)
@@ -295,7 +295,7 @@ def test_what_is_nan_for_steep_inputs_hides_no_other_output() -> None:
 
 
 def test_a_tie_that_another_sequence_of_products_breaks_is_no_fault() -> None:
-    """Of inputs that are 0, factors are 1: products of neighbours are the same, but for their rounding."""
+    """Test inputs of 0, whose factors are 1: neighbouring products are equal but for their rounding."""
 
     class Places(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

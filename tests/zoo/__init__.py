@@ -1,4 +1,4 @@
-"""Decides which networks the tests and benchmarks run on: one row per network, with what it is fed.
+"""List the networks that the tests and benchmarks run on: one row per network, with its inputs.
 
 `tests.zoo:NAME` is a factory for every row, so `dimorder plan tests.zoo:resnet18 --input 1x3x224x224` works.
 """

@@ -58,7 +58,7 @@ def text(length: int, *, mask: bool = True) -> Draw:
 
 
 def _clip_text(generator: torch.Generator, batch: int) -> dict[str, Any]:
-    """What stands at the end, the largest id, is not the last token."""
+    """Draw ids of which the largest, which marks the end, is not the last token."""
     tokens = ids(generator, batch, 11)
     tokens[:, 8] = VOCABULARY - 1
     return {"input_ids": tokens.clamp(max=VOCABULARY - 1), "attention_mask": padded(batch, 11)}

@@ -1,4 +1,4 @@
-"""Decides what a network of the zoo is, and how one is made that hides no mistake."""
+"""Describe a network of the zoo, and build it so that it hides no mistake."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SQUARE_224 = (1, 3, 224, 224)
 class Network:
     """A network of the zoo. `shape` is that of its one float32 input, batch first.
 
-    `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is
-    pretrained or tagged `constructor`, perturbed and calibrated. `draw` makes the inputs of one that takes
-    several, or integers; its `shape` is empty.
+    `make` gives the bare module; `build` gives the one to test with, seeded and in eval mode. That is
+    perturbed and calibrated, unless it is pretrained or tagged `constructor`. `draw` makes the inputs of a
+    network that takes several, or integers; its `shape` is empty.
     """
 
     name: str
@@ -91,9 +91,9 @@ def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
-    """Sets every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
+    """Set every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
 
-    With the statistics of an initialiser the activations of a MobileNet die out on the way: its output would
+    With the statistics of an initialiser the activations of a MobileNet die out on the way. Its output would
     be the same for every input, and a wrong program would pass for a right one. A channel that is nearly dead
     gets a tenth of the others' variance: divided by its own, it would drown them in rounding.
     """

@@ -59,7 +59,7 @@ class StreamingConv2d(nn.Module):
 
 
 def tcn() -> nn.Module:
-    """Streaming convolutions one behind the other, each with a state of its own."""
+    """Build streaming convolutions one after the other, each with a state of its own."""
     parts = [StreamingConv1d(5, 8, 3), nn.ReLU(), StreamingConv1d(8, 11, 4), nn.Tanh()]
     return perturb(nn.Sequential(*parts)).eval()
 

@@ -1,4 +1,4 @@
-"""Decides what a network must be to test with: repeatable, never constant, and moved by its input."""
+"""Test that a network of the zoo is repeatable, never constant, and moved by its input."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from .network import SQUARE_224, Field, Network, row
 
 @functools.cache
 def load_torchvision() -> torch.library.Library | None:
-    """Makes `import torchvision` work where its compiled part is missing or was built for another torch.
+    """Make `import torchvision` work if its compiled part is missing or was built for another torch.
 
     Without that part torchvision 0.28 fails at import on `torchvision::nms`, which none of these networks
-    calls, so the two schemas that it registers kernels for are defined first. The library lives as long as
+    calls. So the two schemas that it registers kernels for are defined first. The library lives as long as
     the cache.
     """
     spec = importlib.util.find_spec("torchvision")
@@ -51,8 +51,8 @@ def torchvision(path: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def swin_blocks() -> nn.Module:
-    """The beginning of a Swin transformer: patches of 4 × 4, two blocks of windows of 4 × 4, the second one's
-    shifted, and a norm; of pictures whose sides 16 divides."""
+    """Build the beginning of a Swin transformer: patches of 4 × 4, two blocks of windows of 4 × 4, a norm.
+    The second block's windows are shifted. Pictures have sides that 16 divides."""
     load_torchvision()
     from torchvision.models.swin_transformer import SwinTransformerBlock
     from torchvision.ops.misc import Permute

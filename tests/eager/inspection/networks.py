@@ -1,4 +1,4 @@
-"""Decides on which networks the findings are compared with the oracle's: 31, small inputs, random weights."""
+"""Build the 31 networks on which findings are compared with the oracle's: small inputs, random weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Decides what the findings of a run must be, by brute force: from each operator's real tensors alone.
+"""Find by brute force what the findings of a run must be: from each operator's real tensors alone.
 
-No dim order is computed. How a tensor lies is read off the addresses of its first two elements along each
-dim; what an operator copies inside is counted by torch's profiler.
+No dim order is computed. The order of a tensor is read off the addresses of its first two elements along each
+dim. Copies inside of an operator are counted by torch's profiler.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Oracle(TorchDispatchMode):
 
 
 def outcomes(model, args):
-    """What each operator did to the order, "moved" standing for a change that is neither loss nor view."""
+    """Find what each operator did to the order; "moved" is a change that is neither loss nor free view."""
     oracle = Oracle()
     with torch.no_grad(), oracle:
         model(*args)

@@ -1,4 +1,4 @@
-"""Decides that docs/inspect.md and docs/ops.md say what is so."""
+"""Test that what docs/inspect.md and docs/ops.md say is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides how a failed expectation reads, and what a comparison holds; no time is asserted."""
+"""Test how a failed expectation reads, and what a comparison holds; no time is asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides that the findings are right: against the oracle on networks, and on faults planted one by one."""
+"""Test that the findings are right: on networks against the oracle, and on faults planted one by one."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_values_are_those_of_an_unwatched_run():
 
 
 def test_a_copy_is_seen_also_after_calls_of_the_same_sizes_that_copied_nothing():
-    """What was seen to copy nothing is not stepped into again: with other strides it is."""
+    """Test that a call that copied nothing inside is looked into again if its strides are others."""
     x = torch.randn(2, 6, 5, 7)
     last = to_channels_last(x)
     weight = to_channels_last(torch.randn(4, 6, 3, 3))

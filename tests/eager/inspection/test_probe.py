@@ -1,4 +1,4 @@
-"""Decides that the operator table tells what operators do, for some that are known, and what changed."""
+"""Test that the operator table tells what some known operators do, and what changed since another table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what `dimorder check` says of a `.tflite`, whichever tool wrote it."""
+"""Test what `dimorder check` says of a `.tflite`, whichever tool wrote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what a `.tflite` holds, and what is refused of one that is loaded, and of its inputs."""
+"""Test what a `.tflite` holds, and that damaged files and inputs against the contract are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writer makes of a graph: which RESHAPEs and copies are in a file, and what shares a buffer."""
+"""Test what the writer makes of a graph: which RESHAPEs and copies a file has, and what shares a buffer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Networks that PT2E quantised, on target litert: one delegate and nothing beside it, as many TRANSPOSEs as
-planned, and float32 where XNNPACK's delegate has no int8 operator. `lower` holds each file to the arithmetic
-of XNNPACK bit for bit, and LiteRT's reference kernels to it within a quantum, operator by operator.
+"""Test that a network that PT2E quantised is one delegate on target litert, with the planned TRANSPOSEs. It
+has float32 if XNNPACK's delegate has no int8 operator. `lower` compares each file with XNNPACK's arithmetic
+bit for bit, and LiteRT's reference kernels with it within a quantum, operator by operator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Quantised networks on target litert: integers in XNNPACK's delegate, each file bit for bit the model of its
-kernels (`targets/litert/model.py`), and LiteRT's own kernels within a quantum of it, operator by operator. A
-lowering whose file gives other bits is refused.
+"""Test quantised networks on target litert: XNNPACK's delegate computes them in integers. Each file gives the
+bits of the model of its kernels (`targets/litert/model.py`), and is refused if it gives others. LiteRT's own
+kernels are within a quantum of the model, operator by operator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What LiteRT computes, run by its XNNPACK delegate, its own and its reference kernels, against torch."""
+"""Every operator of LiteRT gives PyTorch's numbers, by XNNPACK's delegate, its own and reference kernels."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_a_physical_call_that_litert_lacks(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_operator(name: str) -> None:
-    """What lies in the delegate lies in one, if no operator of LiteRT's own stands between."""
+    """Test that an operator is one delegate, if no operator of LiteRT's own stands between."""
     artifact = lowered(name).artifact
     assert artifact.delegates == 1 or artifact.outside

@@ -1,4 +1,4 @@
-"""What is written for LiteRT in integers is held to the physical program, the model and the runtime."""
+"""Test that integers written for LiteRT agree with the physical program, the model and the runtime."""
 
 from __future__ import annotations
 

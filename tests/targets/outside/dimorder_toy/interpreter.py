@@ -1,4 +1,4 @@
-"""What runs a .toy file: each call is a function of dense tensors."""
+"""Run a .toy file: each call is a function of dense tensors."""
 
 import io
 

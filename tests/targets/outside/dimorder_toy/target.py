@@ -43,7 +43,7 @@ def check(path, data):
 
 
 def _runs(buffer, source, target):
-    """What a transpose moves one by one: rows of the innermost axis, or elements where that moves too."""
+    """Count what a transpose moves one by one: innermost rows, or elements if the innermost axis moves."""
     row = buffer.tensor.sizes[source[-1]] if source[-1] == target[-1] else 1
     return math.prod(buffer.shape) // row, 1
 

@@ -1,4 +1,4 @@
-"""What the extra `format` of dimorder-toy would install: a line of JSON in front of some bytes."""
+"""Stand in for the package that the extra `format` of dimorder-toy installs: a line of JSON before bytes."""
 
 import json
 
