@@ -26,7 +26,7 @@ EXAMPLES = """\
   dimorder plan torchvision.models:swin_t --input 1x3x224x224
   dimorder plan mypackage.nets:unet --input 1x3x64x96 --output-order NHWC --objective count
   dimorder plan net.pt2 --dot plan.dot
-  dimorder plan net.pt2 --explorer graph.json   # then: model-explorer graph.json
+  dimorder plan net.pt2 --explorer graph.json
   dimorder plan net.pt2 --json > plan.json"""
 
 
