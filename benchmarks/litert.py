@@ -96,7 +96,7 @@ def _convert(tool: str, python: str, name: str, path: Path) -> Row:
         cell = {"error": f"not done after {CONVERSION_LIMIT_S} s"}
     else:
         last = (ran.stdout if ran.returncode == 0 else ran.stderr).strip().splitlines()[-1:]
-        text = last[0] if last else f"ended with {ran.returncode}"
+        text = last[0].replace(f"{Path.cwd()}/", "") if last else f"ended with {ran.returncode}"
         cell = json.loads(text) if ran.returncode == 0 else {"error": text[:200]}
     kept.write_text(json.dumps(cell))
     return dict(cell)
