@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
+import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.lowered import Lowered
 from tests.targets import test_xnnpack_ops, tosa_cases
@@ -58,3 +62,15 @@ def test_operator(name: str) -> None:
     """Test that an operator is one delegate, if no operator of LiteRT's own stands between."""
     artifact = lowered(name).artifact
     assert artifact.delegates == 1 or artifact.outside
+
+
+class Tangent(nn.Module):
+    def forward(self, x):
+        return x.tan()
+
+
+@pytest.mark.parametrize("turns", [0.5, -0.5, 1.5, 100.5])
+def test_a_tangent_keeps_its_digits_beside_a_pole(turns):
+    x = (torch.tensor(turns * math.pi) + torch.linspace(-2e-2, 2e-2, 35) + 1.3e-3).reshape(5, 7)
+    found = dimorder.lower(Tangent(), (x,), target="litert")(x)
+    torch.testing.assert_close(found.double(), x.double().tan(), rtol=1e-6, atol=0)

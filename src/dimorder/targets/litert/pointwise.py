@@ -136,6 +136,22 @@ def _cosine(w: LiteRtWriter, sine: LiteRtValue) -> LiteRtValue:
     return w.elementwise("SQRT", mul(w, w.elementwise("SUB", 1.0, sine), add(w, sine, 1.0)))
 
 
+# Half of pi in three parts. The products of the first two and a small integer are exact.
+_HALF_PI = (1.5703125, 4.837512969970703e-4, 7.54978995489188e-8)
+
+
+def _tangent(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
+    """Return the tangent by angles within a quarter of pi: XNNPACK's cosine loses digits near its zeros."""
+    turns = w.elementwise("FLOOR", add(w, mul(w, x, 2 / math.pi), 0.5))
+    for part in _HALF_PI:
+        x = w.elementwise("SUB", x, mul(w, turns, part))
+    odd = w.elementwise("SUB", turns, mul(w, w.elementwise("FLOOR", mul(w, turns, 0.5)), 2.0))
+    even = w.elementwise("SUB", 1.0, odd)
+    sine, cosine = w.elementwise("SIN", x), w.elementwise("COS", x)
+    above = w.elementwise("SUB", mul(w, sine, even), mul(w, cosine, odd))
+    return w.elementwise("DIV", above, add(w, mul(w, cosine, even), mul(w, sine, odd)))
+
+
 def _sinh(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
     below = expm1(w, w.elementwise("NEG", x))
     return mul(w, w.elementwise("SUB", expm1(w, x), below), 0.5)
@@ -345,9 +361,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.log1p.default: _unary(log1p),
         aten.sin.default: _unary(kind1("SIN")),
         aten.cos.default: _unary(kind1("COS")),
-        aten.tan.default: _unary(
-            lambda w, x: w.elementwise("DIV", w.elementwise("SIN", x), w.elementwise("COS", x))
-        ),
+        aten.tan.default: _unary(_tangent),
         aten.atan.default: _unary(lambda w, x: atan2(w, x, w.number(1.0, F32))),
         aten.asin.default: _unary(lambda w, x: atan2(w, x, _cosine(w, x))),
         aten.acos.default: _unary(lambda w, x: atan2(w, _cosine(w, x), x)),
