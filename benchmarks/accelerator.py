@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +30,14 @@ from dimorder.latency.timing import interleaved, ratio
 
 PACKAGES = ("torch", "torchvision")
 DTYPES = (torch.bfloat16, torch.float32)
+TARGET = "target torch, compiled"  # in float32 alone
+COLUMNS = (
+    ("inference", "eager"),
+    ("training", "eager"),
+    ("inference", "compiled"),
+    ("inference", TARGET),
+    ("training", "compiled"),
+)
 # Rounding moves a result by this share of its largest value at most: TF32 is off, and bfloat16 has 8 bits.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
@@ -53,23 +60,22 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: a network, its type, what is done with it, and whether torch compiles it."""
+    """One comparison: a network, its type, what is done with it, and how torch runs it."""
 
     network: str
     dtype: torch.dtype
-    trains: bool
-    compiled: bool
+    mode: str
+    how: str
 
     def describe(self) -> dict[str, Any]:
-        mode = "training" if self.trains else "inference"
-        how = "compiled" if self.compiled else "eager"
-        return {"network": self.network, "dtype": str(self.dtype)[6:], "mode": mode, "how": how}
+        return {**vars(self), "dtype": str(self.dtype)[6:]}
 
 
-def cases() -> Iterator[Case]:
+def cases(networks: Sequence[str]) -> Iterator[Case]:
     """Yield the fast cases first: a run that ends early has a table of whole columns."""
-    for compiled, trains, dtype, name in product((False, True), (False, True), DTYPES, NETWORKS):
-        yield Case(name, dtype, trains, compiled)
+    for mode, how in COLUMNS:
+        dtypes = (torch.float32,) if how == TARGET else DTYPES
+        yield from (Case(name, dtype, mode, how) for dtype in dtypes for name in networks)
 
 
 def synchronize(device: torch.device) -> None:
@@ -110,32 +116,22 @@ def compare(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, x = NETWORKS[case.network]()
-    model = model.to(device, case.dtype).train(case.trains)
-    x = x.to(device, case.dtype)
+    model.train(case.mode == "training")
+    if case.how == TARGET:
+        lowered = dimorder.lower(model, (x,), target="torch")
+        planned: nn.Module = move_to_device_pass(lowered.artifact.program, str(device)).module()
+    model, x = model.to(device, case.dtype), x.to(device, case.dtype)
     ways = {"row_major": (model, x)}
-    ways["channels_last"] = dimorder.to_channels_last(copy.deepcopy(model)), dimorder.to_channels_last(x)
-    begin = training if case.trains else inference
-    calls = {}
-    for name, (network, given) in ways.items():
-        run = torch.compile(network) if case.compiled else network
-        calls[name] = begin(run, given)
-    return case.describe() | timed(calls, rounds, TOLERANCE[case.dtype])
-
-
-def compare_target(network: str, device: torch.device, rounds: int) -> dict[str, Any]:
-    """Return a row for target `torch`: the compiled network over the compiled program that is planned."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    model, x = NETWORKS[network]()
-    model.eval()
-    lowered = dimorder.lower(model, (x,), target="torch")
-    planned = move_to_device_pass(lowered.artifact.program, str(device)).module()
-    model, x = model.to(device), x.to(device)
+    if case.how == TARGET:
+        ways["planned"] = planned, x
+    else:
+        ways["channels_last"] = dimorder.to_channels_last(copy.deepcopy(model)), dimorder.to_channels_last(x)
+    begin = training if case.mode == "training" else inference
     calls = {
-        name: inference(torch.compile(run), x) for name, run in (("row_major", model), ("planned", planned))
+        name: begin(network if case.how == "eager" else torch.compile(network), given)
+        for name, (network, given) in ways.items()
     }
-    row = {"network": network, "dtype": "float32", "mode": "inference", "how": "target torch, compiled"}
-    return row | timed(calls, rounds, TOLERANCE[torch.float32])
+    return case.describe() | timed(calls, rounds, TOLERANCE[case.dtype])
 
 
 def timed(calls: dict[str, Callable[[], Tensor]], rounds: int, tolerance: float) -> dict[str, Any]:
@@ -185,26 +181,17 @@ def main() -> None:
     if options.device.type == "cuda":
         environment["accelerator"] = torch.cuda.get_device_name(options.device)
     begun = time.perf_counter()
-    runs: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = []
-    for case in cases():
-        if case.network in options.networks:
-            row = case.describe()
-            runs.append((row, lambda case=case: compare(case, options.device, options.rounds)))
-    for name in options.networks:
-        row = {"network": name, "dtype": "float32", "mode": "inference", "how": "target torch, compiled"}
-        place = len(options.networks) * len(DTYPES) * 3  # after inference
-        runs.insert(place, (row, lambda name=name: compare_target(name, options.device, options.rounds)))
     rows: list[dict[str, Any]] = []
-    for row, run in runs:
+    for case in cases(options.networks):
         if time.perf_counter() - begun > options.seconds:
             break
         try:
-            rows.append(run())
+            rows.append(compare(case, options.device, options.rounds))
         except Exception as error:  # whatever is raised is what is recorded of it
-            rows.append(row | record.failed(error))
+            rows.append(case.describe() | record.failed(error))
         record.keep(options.out, "accelerator", environment, rows, table)
         shown = rows[-1].get("ratio", rows[-1]["error"])
-        print(f"{time.perf_counter() - begun:5.0f} s", *row.values(), shown, flush=True)
+        print(f"{time.perf_counter() - begun:5.0f} s", *case.describe().values(), shown, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,17 +16,11 @@ from torch import nn
 pytest.importorskip("executorch")
 
 from dimorder.executorch.lowering_paths import stock
+from tests.cli.test_check import Turned
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-
-
-class Turned(nn.Module):
-    """One conversion."""
-
-    def forward(self, x):
-        return x.permute(0, 2, 1) + 1
 
 
 @pytest.fixture

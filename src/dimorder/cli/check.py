@@ -58,16 +58,15 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if budget is not None and budget < 0:
         raise UsageError(f"--max-conversions {budget}", "fewer than none", "give 0 or more")
     found = {name: _check(name, options, progress) for name in names}
+    counts = {} if budget is None else {name: _count_conversions(name, one) for name, one in found.items()}
+    over = {name: count for name, count in counts.items() if count > budget}
     texts = []
     for name, one in found.items():
-        over = budget is not None and _count_conversions(name, one) > budget
-        lines = [name] if len(found) > 1 else []
-        texts += [*lines, str(one)]
-        texts += [f"budget   {one.conversion_count} conversions, at most {budget} allowed"] if over else []
+        texts += [name, str(one)] if len(found) > 1 else [str(one)]
+        texts += [f"budget   {over[name]} conversions, at most {budget} allowed"] if name in over else []
     is_safe = all(getattr(one, "is_safe", True) for one in found.values())
-    fits = budget is None or all(one.conversion_count <= budget for one in found.values())
     data = {name: one.to_dict() for name, one in found.items()}
-    code = DONE if is_safe and fits else NO
+    code = DONE if is_safe and not over else NO
     return Answer("\n".join(texts), data if len(data) > 1 else data[names[0]], code=code)
 
 

@@ -173,7 +173,7 @@ def _count(tables: Any, plan: Any, where: str) -> FileConversions:
         if not kernel:
             delegates.append(_delegate(tables, plan, call.delegate_index, where))
             continue
-        count_bytes = converted_bytes(plan, plan.operators[call.op_index].name.rpartition("::")[2], call.args)
+        count_bytes = converted_bytes(plan, call)
         if count_bytes is not None:
             counts[kernel] += 1
             moved[kernel] += count_bytes
@@ -185,13 +185,18 @@ def _delegate(tables: Any, plan: Any, index: int, where: str) -> DelegateConvers
     delegate = plan.delegates[index]
     if delegate.id != BACKEND_ID:
         return DelegateConversions(delegate.id)
-    blob = bytes(tables.backend_delegate_data[delegate.processed.index].data)
-    found = read_xnn_blob(blob, f"{where}, delegate {index} ({delegate.id})")
+    found = read_xnn_blob(delegate_blob(tables, delegate), f"{where}, delegate {index} ({delegate.id})")
     return DelegateConversions(delegate.id, found.nodes, found.transposes, found.bytes)
 
 
-def converted_bytes(plan: Any, kernel: str, args: list[int]) -> int | None:
+def delegate_blob(tables: Any, delegate: Any) -> bytes:
+    """Return what a delegate's backend is given."""
+    return bytes(tables.backend_delegate_data[delegate.processed.index].data)
+
+
+def converted_bytes(plan: Any, call: Any) -> int | None:
     """Return the bytes that a kernel call moves into another order, or None if it is no conversion."""
+    kernel, args = plan.operators[call.op_index].name.rpartition("::")[2], call.args
     if kernel not in _PERMUTES and kernel not in _COPIES:
         return None
     source, result = plan.values[args[_COPIES.get(kernel, 0)]].val, plan.values[args[-1]].val

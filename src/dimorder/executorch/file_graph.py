@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dimorder.algebra.dim_order import DimOrder, describe
-from dimorder.executorch.file_conversions import BACKEND_ID, converted_bytes
+from dimorder.executorch.file_conversions import BACKEND_ID, converted_bytes, delegate_blob
 from dimorder.executorch.pte import damage_error, forward_plan, read_tables
-from dimorder.executorch.xnn_blob import flatbuffer_of, moves
+from dimorder.executorch.xnn_blob import flatbuffer_of, moved_bytes
 from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
 from dimorder.text import shape_text
 
@@ -80,14 +79,13 @@ def _nodes(tables: Any, plan: Any) -> Iterator[FileNode]:
             node = FileNode(f"{number} {kernel}", kernel)
             nodes, results_from = [node], dict.fromkeys(results, node.name)
             node.reads = [written[index] for index in operands]
-            name = plan.operators[call.op_index].name.rpartition("::")[2]
-            node.converted_bytes = converted_bytes(plan, name, call.args)
+            node.converted_bytes = converted_bytes(plan, call)
             node.facts = _facts([plan.values[i].val for i in operands], [plan.values[i].val for i in results])
         else:
             delegate = plan.delegates[call.delegate_index]
             group = f"{delegate.id} {call.delegate_index}"
-            blob = bytes(tables.backend_delegate_data[delegate.processed.index].data)
             if delegate.id == BACKEND_ID:
+                blob = delegate_blob(tables, delegate)
                 nodes, results_from = _xnn_nodes(blob, group, [written[i] for i in operands], results)
             else:
                 node = FileNode(f"{number} {group}", delegate.id, reads=[written[i] for i in operands])
@@ -119,20 +117,19 @@ def _xnn_nodes(
     blob: bytes, group: str, operands: Sequence[str], results: Sequence[int]
 ) -> tuple[list[FileNode], dict[int, str]]:
     """Return the nodes of an XNNPACK delegate, and the node that writes each of its results."""
-    graph = _xnn_graph(blob)
+    moved, graph = moved_bytes(blob, group), _xnn_graph(blob)
     values = {value["id_out"]: value for value in map(_xnn_tensor, graph["xvalues"])}
     written = dict(zip(graph["input_ids"], operands, strict=True))
     nodes = []
-    for number, union in enumerate(graph["xnodes"]):
+    for number, (union, converted) in enumerate(zip(graph["xnodes"], moved, strict=True)):
         kind, fields = union["xnode_union_type"], union["xnode_union"]
         ids = {key: value for key, value in fields.items() if key.endswith("_id") and value in values}
         reads = [value for key, value in ids.items() if not key.startswith("output")]
         node = FileNode(f"{group}/{number} {kind}", kind.removeprefix("XNN"), group)
+        node.converted_bytes = converted
         node.reads = [written[value] for value in reads if value in written]
         node.facts = {key.removesuffix("_id"): _xnn_text(values[value]) for key, value in ids.items()}
         node.facts |= {key: str(value) for key, value in fields.items() if key not in {*ids, *_HIDDEN}}
-        if kind == "XNNStaticTranspose":
-            node.converted_bytes = _transposed_bytes(values[fields["input_id"]], fields["perm"])
         written |= {value: node.name for key, value in ids.items() if key.startswith("output")}
         nodes.append(node)
     return nodes, {index: written[value] for index, value in zip(results, graph["output_ids"], strict=True)}
@@ -167,10 +164,3 @@ def _xnn_text(value: Mapping[str, Any]) -> str:
     quant = value.get("quant", {})
     text += f", scale {quant['scale']:g}, zero point {quant['zero_point']}" if "scale" in quant else ""
     return text + (", constant" if value.get("constant_buffer_idx") else "")
-
-
-def _transposed_bytes(value: Mapping[str, Any], order: Sequence[int]) -> int:
-    """Return the bytes that a transpose moves: none if it only moves dimensions of size 1."""
-    dims = value.get("dims", ())
-    bits = next((int(bits) for bits in re.findall(r"\d+", value["datatype"])), 0)
-    return math.prod(dims) * bits // 8 if moves(dims, range(len(dims)), order) else 0

@@ -89,8 +89,18 @@ def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
       found: 13 bytes that cannot be read (ValueError: neither XH00 nor XN00 nor XN01 at byte 4)
       fix: lower the program again, or copy the file again
     """
+    moved = moved_bytes(blob, where)
+    transposes = [count for count in moved if count is not None]
+    return XnnBlob(len(moved), len(transposes), sum(transposes))
+
+
+def moved_bytes(blob: bytes, where: str) -> list[int | None]:
+    """Return for each node of a delegate the bytes that it moves, or None if it is no transpose.
+
+    Raises `ContractError` for bytes that cannot be read.
+    """
     try:
-        return _count(flatbuffer_of(blob))
+        return _moved_bytes_of_nodes(flatbuffer_of(blob))
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
         found = f"{len(blob)} bytes that cannot be read ({type(error).__name__}: {said})"
@@ -118,13 +128,15 @@ def flatbuffer_of(blob: bytes) -> bytes:
     return blob
 
 
-def _count(flatbuffer: bytes) -> XnnBlob:
+def _moved_bytes_of_nodes(flatbuffer: bytes) -> list[int | None]:
     graph = FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
+    tensors = {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
     nodes = graph.tables(_GRAPH_NODES)
     kinds = [node.number(_NODE_KIND, Uint8Flags) for node in nodes]
-    found = [node.table(_NODE) for node, kind in zip(nodes, kinds, strict=True) if kind == _STATIC_TRANSPOSE]
-    tensors = {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
-    return XnnBlob(len(nodes), len(found), sum(_moved_bytes(one, tensors) for one in found))
+    return [
+        _moved_bytes(node.table(_NODE), tensors) if kind == _STATIC_TRANSPOSE else None
+        for node, kind in zip(nodes, kinds, strict=True)
+    ]
 
 
 def _tensor(value: FlatRecord) -> FlatRecord:

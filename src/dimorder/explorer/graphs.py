@@ -14,7 +14,7 @@ from dimorder.text import shape_text
 if TYPE_CHECKING:
     from dimorder.executorch.file_graph import FileNode
 
-# The colours of the plan's own page.
+# Pale forms of the colours of the plan's own page.
 _COLOURS = {"channels-last": "#dbeafc", "permuted": "#e9dff6", "cut": "#d3efe5"}
 _CONVERSION = "#fdba74"
 
@@ -44,13 +44,7 @@ def file_graph(nodes: Iterable[FileNode], title: str = "forward") -> Graph:
 
 
 def _operator(index: int, row: OperatorRow) -> Graph:
-    facts = {
-        "at": row.source,
-        "shape": shape_text(row.shape, " × "),
-        "reads": "; ".join(row.reads),
-        "writes": "; ".join(row.writes),
-        "note": row.note,
-    }
+    facts = {title: fact for title, fact in row.facts.items() if title != "in"}  # the namespace says it
     module = "" if row.module == "contract" else row.module.replace(".", "/")
     return _node(str(index), row.operator, module, facts, _COLOURS.get(row.family, ""))
 

@@ -118,15 +118,7 @@ def _badge(edge: Edge, layout: GraphLayout, conversions: Mapping[int, Converted]
 
 
 def _about_node(index: int, row: OperatorRow) -> str:
-    facts = [
-        ("at", row.source),
-        ("in", row.module),
-        ("shape", shape_text(row.shape, " × ")),
-        ("reads", "; ".join(row.reads)),
-        ("writes", "; ".join(row.writes)),
-        ("note", row.note),
-    ]
-    return _about(f"about-node-{index}", f"<code>{escape(row.operator)}</code>", facts)
+    return _about(f"about-node-{index}", f"<code>{escape(row.operator)}</code>", row.facts.items())
 
 
 def _about_conversion(number: int, conversion: PlannedConversion, reason: Explanation | None) -> str:

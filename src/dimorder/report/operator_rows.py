@@ -12,6 +12,7 @@ from dimorder.graph.nodes import operator_name, where
 from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.relation import AxisOrder
 from dimorder.plans.network_plan import NetworkPlan, order_name
+from dimorder.text import shape_text
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 
@@ -36,6 +37,18 @@ class OperatorRow:
     family: Family
     conversions: tuple[int, ...]
     note: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The facts that a page shows of the operator, by title; a fact may be empty."""
+        return {
+            "at": self.source,
+            "in": self.module,
+            "shape": shape_text(self.shape, " × "),
+            "reads": "; ".join(self.reads),
+            "writes": "; ".join(self.writes),
+            "note": self.note,
+        }
 
 
 def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
