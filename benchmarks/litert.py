@@ -54,11 +54,11 @@ def timed(name: str, pythons: Mapping[str, str], files: Path, rounds: int) -> Ro
     calls: dict[str, Invocation] = {}
     for tool, python in {OURS: sys.executable, **pythons}.items():
         path = files / tool / f"{name}.tflite"
-        cell = row["tools"][tool] = _convert(tool, python, name, path)
+        cell = row["tools"][tool] = convert(tool, python, name, path)
         if "error" in cell:
             continue
         try:
-            cell |= _content(path)
+            cell |= content(path)
             calls[tool], results = _open(path, fed)
             cell["error_of_largest"] = _error(results, expected)
         except Exception as error:  # whatever LiteRT raises is what is recorded of the file
@@ -73,7 +73,7 @@ def timed(name: str, pythons: Mapping[str, str], files: Path, rounds: int) -> Ro
     return row
 
 
-def _convert(tool: str, python: str, name: str, path: Path) -> Row:
+def convert(tool: str, python: str, name: str, path: Path) -> Row:
     """Return what the conversion took, or its error. Another tool's file is used again if it is there."""
     kept = path.with_suffix(".json")
     if tool != OURS and kept.exists():
@@ -102,7 +102,8 @@ def _convert(tool: str, python: str, name: str, path: Path) -> Row:
     return dict(cell)
 
 
-def _content(path: Path) -> Row:
+def content(path: Path) -> Row:
+    """Return what LiteRT has to do for a file: raises RuntimeError if it cannot run it."""
     summary = check(str(path), path.read_bytes())
     if summary.error:
         raise RuntimeError(summary.error)

@@ -24,8 +24,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.latency import NETWORKS
+from benchmarks import latency
+from tests import zoo
 
+NETWORKS = {**{each.name: each for each in zoo.networks()}, **latency.NETWORKS}
 Convert = Callable[[nn.Module, "tuple[Any, ...]", "dict[str, Any]", Path], None]
 
 
