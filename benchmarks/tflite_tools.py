@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,6 +29,7 @@ from benchmarks import latency
 from tests import zoo
 
 NETWORKS = {**{each.name: each for each in zoo.networks()}, **latency.NETWORKS}
+_PICTURES = "calibration_image_sample_data_20x128x128x3_float32.npy"
 Convert = Callable[[nn.Module, "tuple[Any, ...]", "dict[str, Any]", Path], None]
 
 
@@ -53,10 +55,13 @@ def _by_litert_torch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _by_onnx2tf(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+    """Convert by ONNX. onnx2tf would download pictures for its own checks, unless such a file is there."""
     with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder, _PICTURES), torch.rand(20, 128, 128, 3).numpy())
         network = Path(folder, "net.onnx")
         torch.onnx.export(model, args, str(network), kwargs=kwargs, dynamo=True, external_data=False)
-        subprocess.run(["onnx2tf", "-i", network, "-o", folder, "-n"], check=True, stdout=subprocess.DEVNULL)
+        command = ["onnx2tf", "-i", network, "-o", folder, "-n"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
         Path(folder, "net_float32.tflite").rename(path)
 
 
