@@ -240,9 +240,9 @@ def test_an_exported_program_keeps_its_state_and_is_left_as_it_was(decomposed: b
 
 def test_a_wrong_order_of_calls_is_no_lowered_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is compared, not only the first: a state that is not carried on is found."""
-    from dimorder.verification import verify
+    from dimorder.graph import exported
 
-    monkeypatch.setattr(verify.ProgramRun, "__call__", forgetful(verify.ProgramRun.__call__))
+    monkeypatch.setattr(exported.ProgramRun, "__call__", forgetful(exported.ProgramRun.__call__))
     with pytest.raises(VerificationError, match="output 0 of call 1 differs"):
         dimorder.lower(perturb(stateful.StreamingConv1d(3, 8, 5)).eval(), (torch.randn(2, 3, 4),))
 

@@ -304,11 +304,13 @@ class ProgramRun:
 
 
 def as_function(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """Return a program without state as a function of its tensors, for a few calls: no code is compiled.
+    """Return a program as a function of its tensors, for a few calls: no code is compiled without state.
 
     >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     >>> as_function(program)([torch.tensor([-1.0, 2.0])])
     [tensor([0., 2.])]
     """
+    if state_of(program):
+        return ProgramRun(program)
     run = GraphRun(graph_with_tensors(program))
     return lambda inputs: list(run.run(*inputs))

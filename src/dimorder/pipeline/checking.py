@@ -23,7 +23,7 @@ from dimorder.pipeline.variants import Variant
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
-from dimorder.verification.verify import Trial, Verified
+from dimorder.verification.verify import CALLS, Trial, Verified
 from dimorder.verification.verify_integers import trial_of
 
 
@@ -39,8 +39,9 @@ class _LabelledTrial:
 class Checks:
     """The network's own results on random inputs, with which programs are compared.
 
-    A network with dynamic sizes is run at the corners of its ranges and between. One with branches is also
-    run with forced choices. Trials are made when a program is first compared, and serve all programs.
+    A network with dynamic sizes is run at the corners of its ranges and between. If it has state, it is also
+    run with sizes that change from call to call. A network with branches is also run with forced choices.
+    Trials are made when a program is first compared, and serve all programs.
     """
 
     def __init__(self, source: Source, variants: Sequence[Variant]) -> None:
@@ -107,6 +108,11 @@ class Checks:
                 yield _LabelledTrial(
                     _trial_at(point, sizes, model, program, contract, i == 0), f", at {format_point(point)}"
                 )
+            if program.state:
+                points = sizes.verification_points
+                calls = [sizes.inputs_at(points[i % len(points)]) for i in range(max(CALLS, len(points)))]
+                trial = Trial(model, self.source.as_called(program), contract, repeats=False, calls=calls)
+                yield _LabelledTrial(trial, ", with other sizes in each call")
             return
         yield _LabelledTrial(trial_of(model, program, contract))
         for choices in branch_choices(program.exported):

@@ -95,9 +95,8 @@ def capture_variants(source: Source, points: Sequence[Point], request: Request) 
         targets = _sized_targets(target, varying, programs)
     variants = []
     for point, program, own in zip(points, programs, targets, strict=True):
-        if sizes is None:
-            _require_state(program, own)
-        else:
+        _require_state(program, own)
+        if sizes is not None:
             _require_plain(program)
         chosen, types = _quantized_target(program, own, request.types)
         program = set_boundary_types(program, *types)
@@ -161,14 +160,12 @@ def _sized_targets(
 
 
 def _require_plain(program: Captured) -> None:
-    """Refuse what a program with dynamic sizes cannot have: integers, branches and state."""
+    """Refuse what a program with dynamic sizes cannot have: integers and branches."""
     fix = "lower one program for each size"
     if is_quantized(program.module):
         raise UnsupportedError("a quantised network", "integers, with symbolic sizes", fix)
     if has_branches(program.module.graph):
         raise UnsupportedError("torch.cond", "symbolic sizes, with branches that data choose", fix)
-    if program.state:
-        raise UnsupportedError(f"buffer {program.state[0].name}", "symbolic sizes, with state", fix)
 
 
 def _require_state(program: Captured, target: Target) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,19 +22,21 @@ def takes_floats(exported: ExportedProgram) -> list[bool]:
     return [value.is_floating_point() for value in values if isinstance(value, torch.Tensor)]
 
 
-def flat_network(model: Any, program: Captured, calls: int) -> Callable[..., list[torch.Tensor]]:
-    """Return the network as a function of its flattened tensors.
+def flat_network(
+    model: Any, program: Captured, calls: Sequence[Sequence[Any]]
+) -> Callable[..., list[torch.Tensor]]:
+    """Return the network as a function of the flattened tensors of some calls, one after another.
 
-    The physical program is verified against it. A network that writes buffers is called several times in a
-    row, and its buffers are restored afterwards.
+    The physical program is verified against it. `calls` has the leaves of each call: those that are not
+    tensors are passed on. A network that writes buffers has its buffers restored afterwards.
     """
     reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
         feed, results = iter(inputs), list[torch.Tensor]()
         with eval_mode(model), restored(reference, program.state):
-            for _ in range(calls):
-                leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
+            for call in calls:
+                leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in call]
                 args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
                 tensors = tensors_in(reference(*args, **kwargs))
                 results += [tensor.clone() for tensor in tensors] if program.state else tensors

@@ -28,7 +28,7 @@ from dimorder.capture.captured import Captured
 from dimorder.capture.state import restart
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.graph.exported import ProgramRun, as_function
+from dimorder.graph.exported import as_function
 from dimorder.layout.rewrite import at_boundary, from_boundary
 from dimorder.verification.flat_network import flat_network, takes_floats
 from dimorder.verification.fp16_accumulation import HalfSums
@@ -108,6 +108,8 @@ class Trial:
         exported: returns the exported program of the trial's sizes, if that is not `program.exported`. It is
             asked for only if an error is above the tolerance.
         repeats: whether the network is called again, to find out whether it keeps what is no buffer.
+        calls: the leaves of each call in a row; the default is the captured example, ten times if the network
+            writes buffers. Calls may have different sizes.
     """
 
     def __init__(
@@ -117,12 +119,14 @@ class Trial:
         contract: Contract,
         exported: Callable[[], ExportedProgram] | None = None,
         repeats: bool = True,
+        calls: Sequence[Sequence[Any]] | None = None,
     ) -> None:
         self.contract, self.program = contract, program
-        self.calls = CALLS if program.state else 1
+        calls = calls or [program.examples] * (CALLS if program.state else 1)
+        self.calls, self.leaves = len(calls), [leaf for call in calls for leaf in call]
         self.eager_error: float | None = None
-        self.network = flat_network(model, program, self.calls)
-        self.examples = program.example_inputs * self.calls
+        self.network = flat_network(model, program, calls)
+        self.examples = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
         self.inputs, self.network_inputs, self.expected, self._like = self._computed()
         if repeats and isinstance(model, torch.nn.Module):
             self._require_no_hidden_state()
@@ -357,12 +361,11 @@ class Trial:
     def _leaves(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Return the exported program's arguments, call by call, with these tensors in place of its own."""
         feed = iter(inputs)
-        return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples * self.calls]
+        return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.leaves]
 
     def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
         """Run a physical program in torch, or as the function that it is; see `compare`."""
-        run = run or (ProgramRun(physical) if self.program.state else as_function(physical))
-        return self.compare(run, what, half_sums=False)
+        return self.compare(run or as_function(physical), what, half_sums=False)
 
 
 def _is_finite(output: torch.Tensor) -> bool:

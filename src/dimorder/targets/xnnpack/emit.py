@@ -124,7 +124,7 @@ def _emit_for_ranges(
     keep_unfit_sizes_outside(plan)
     build = build_outer(plan, specialization.table)
     module, symbols = GraphModule(build.root, build.graph), symbols_of(contract)
-    pte = _file(plan, module, texts, specialization.table, symbols)
+    pte = _file(plan, module, texts, specialization.table, (*(None for _ in plan.state), *symbols))
     delegates, kernels = _calls(pte)
     _require_kernels(kernels, plan)
     return Emitted(pte, delegates, kernels, build.transposes)
