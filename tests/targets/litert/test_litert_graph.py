@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -126,6 +127,13 @@ def test_padding_with_a_number_is_in_the_delegate() -> None:
     artifact = compare(Net(lambda x: aten.constant_pad_nd(x, [1, 2, 0, 1], 1.5)), (r(2, 3, 5),))
     assert operators(artifact.data) == {"CONCATENATION": 2}
     assert (artifact.delegates, artifact.outside) == (1, {})
+
+
+@pytest.mark.parametrize("amounts", [[1, 0, 0, 0, 2, 0, 0, 0, 0, 3], [0, 0, 1, 2, 0, 0, 0, 1, 0, 0, 2, 0]])
+def test_dimensions_that_are_not_padded_are_merged(amounts: list[int]) -> None:
+    """PAD has five dimensions; unpadded ones go into the padded one before them."""
+    artifact = compare(Net(lambda x: aten.constant_pad_nd(x, amounts)), (r(2, 3, 1, 4, 5, 2),))
+    assert operators(artifact.data)["PAD"] == 1
 
 
 def test_a_table_is_read_by_indices_in_their_own_shape() -> None:

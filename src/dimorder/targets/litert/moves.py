@@ -79,8 +79,9 @@ def pad(
     if x.dtype == BOOL:  # LiteRT pads no truth values
         return cast(w, pad(w, cast(w, x, torch.int32), before, after, fill), BOOL)
     runs = _padded_runs(added) if len(added) > MAX_PADDED else [[d] for d in range(len(added))]
-    x = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
-    added = [added[run[0]] for run in runs]
+    inner = [math.prod(x.shape[d] for d in run[1:]) for run in runs]
+    x = w.reshape(x, [x.shape[run[0]] * size for run, size in zip(runs, inner, strict=True)])
+    added = [(added[d][0] * size, added[d][1] * size) for (d, *_), size in zip(runs, inner, strict=True)]
     sizes = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
     amounts = w.constant(torch.tensor(added, dtype=torch.int32))
     if fill == 0:
@@ -89,10 +90,10 @@ def pad(
 
 
 def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Return the dimensions that are padded, and adjacent ones that are not as one."""
+    """Return the dimensions that can be merged: each that is padded, with those after it that are not."""
     runs: list[list[int]] = []
     for d, amounts in enumerate(added):
-        if runs and not any(amounts) and not any(added[runs[-1][-1]]):
+        if runs and not any(amounts):
             runs[-1].append(d)
         else:
             runs.append([d])
