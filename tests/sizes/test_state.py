@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,11 @@ def test_a_stream_in_pieces_of_any_length(name: str, target: str, tmp_path: Path
         program.run(torch.randn(*shape[:2], 65, *shape[3:]))
 
 
-@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+@pytest.mark.parametrize("target", SUFFIX)
 @pytest.mark.parametrize("make", [stateful.gpt2, stateful.llama])
 def test_a_decoder_takes_a_prompt_of_any_length_then_tokens(
-    make: object, target: str, tmp_path: Path
+    make: Callable[[], nn.Module], target: str, tmp_path: Path
 ) -> None:
-    assert callable(make)
     network, generator = make(), torch.Generator().manual_seed(3)
 
     def call(first: int, count: int) -> dict[str, Tensor]:

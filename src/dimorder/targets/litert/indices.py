@@ -49,6 +49,13 @@ def _places(w: LiteRtWriter, sizes: Sequence[int], indices: Indices[LiteRtValue]
     return flat_positions(w, sizes, indices, I64, from_start, lambda x, n, y: add(w, mul(w, x, n), y))
 
 
+def _counted(w: LiteRtWriter, count: int) -> LiteRtValue:
+    """Return the numbers from 0 to `count` - 1: computed from the count if that may be dynamic."""
+    if not w.varying:
+        return w.constant(torch.arange(count, dtype=torch.int32))
+    return w.op("RANGE", [w.number(number, torch.int32) for number in (0, count, 1)], (count,), torch.int32)
+
+
 # -- rows --------------------------------------------------------------------------------------------------
 
 
@@ -92,8 +99,7 @@ def _index_put(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         there = w.op("SCATTER_ND", operands, (rows, inner), x.dtype)  # it adds up what goes to one place
         return w.reshape(add(w, w.reshape(x, (rows, inner)), there), a.shape)
     # If several go to one place the last one stays, as in torch on a CPU.
-    numbers = w.constant(torch.arange(count, dtype=torch.int32))
-    last = w.op("UNSORTED_SEGMENT_MAX", [numbers, at, w.number(rows, torch.int32)], (rows,))
+    last = w.op("UNSORTED_SEGMENT_MAX", [_counted(w, count), at, w.number(rows, torch.int32)], (rows,))
     is_written = w.elementwise("GREATER_EQUAL", last, 0, dtype=BOOL)
     there = take(w, values, 0, w.elementwise("MAXIMUM", last, 0))
     return w.reshape(select(w, w.reshape(is_written, (rows, 1)), there, w.reshape(x, (rows, inner))), a.shape)
