@@ -29,7 +29,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## lower the face networks and look for a face in a photo
-	@$(PY) -m examples.face.demo
+	@$(BIN)/dimorder demo
 
 test: $(DEV) ## the tests, without the slow ones
 	$(TEST) -m "not slow"
@@ -96,7 +96,7 @@ build/%/.installed: requirements/%.txt
 	@touch $@
 
 clean: ## remove .venv and everything built
-	rm -rf $(VENV) build dist examples/face/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist dimorder-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(PY):

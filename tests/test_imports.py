@@ -140,6 +140,7 @@ MAY_IMPORT = {
         "api",
     },
     "explorer": {"text", "plans", "report", "executorch"},
+    "demo": {"errors", "runtime"},
     "report": {
         "text",
         "cpu",
@@ -157,7 +158,7 @@ MAY_IMPORT = {
 }
 EVERYTHING = {*MAY_IMPORT, "cli"}
 MAY_IMPORT["cli"] = EVERYTHING - {"cli"}
-MAY_IMPORT["__init__"] = EVERYTHING - {"cli", "report"}
+MAY_IMPORT["__init__"] = EVERYTHING - {"cli", "report", "demo"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 FILES = sorted(SOURCE.rglob("*.py"))

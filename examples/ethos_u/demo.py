@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 import dimorder
+from dimorder.demo import face_networks as networks
+from dimorder.demo import photo
 from dimorder.lowered import Lowered
-from examples.face import networks, photo
 
 OUT = Path(__file__).parent / "out"
 ACCELERATORS = ("ethos-u55-128", "ethos-u85-256")

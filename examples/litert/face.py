@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import dimorder
+from dimorder.demo import face_networks as networks
+from dimorder.demo import photo
 from dimorder.errors import DimorderError
-from examples.face import networks, photo
 
 OUT = Path(__file__).parent / "out"
 NETWORKS = {"pnet": networks.pnet, "rnet": networks.rnet, "onet": networks.onet}

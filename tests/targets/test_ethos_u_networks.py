@@ -10,8 +10,9 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 import dimorder
+from dimorder.demo import face_networks as networks
+from dimorder.demo import photo
 from examples.ethos_u.demo import in_integers
-from examples.face import networks, photo
 from tests import zoo
 from tests.quantization import photos
 from tests.targets.quantised import by_arm

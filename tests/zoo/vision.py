@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from examples.face import networks as face
+from dimorder.demo import face_networks as face
 
 from .network import SQUARE_224, Field, Network, row
 

@@ -9,7 +9,19 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dimorder.cli import bench, check, explain, export_runner, inspect, lower, ops, plan, run
+from dimorder.cli import (
+    bench,
+    check,
+    completion,
+    demo,
+    explain,
+    export_runner,
+    inspect,
+    lower,
+    ops,
+    plan,
+    run,
+)
 from dimorder.cli.answer import (
     DONE,
     INTERRUPTED,
@@ -36,6 +48,7 @@ COMMANDS: tuple[Command, ...] = (
     ops.COMMAND,
     bench.COMMAND,
     check.COMMAND,
+    demo.COMMAND,
 )
 _DESCRIPTION = "See, check, choose and lower the order in which tensors lie in memory."
 EXAMPLES = """\
@@ -64,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without a command, three to try are shown.
     """
+    if completion.is_requested():
+        completion.complete(parser())
     if not (sys.argv[1:] if argv is None else argv):
         print(WELCOME)
         return DONE

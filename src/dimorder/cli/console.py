@@ -71,9 +71,17 @@ class ProgressLine:
         self.console.check_interrupt()
         self._step = step
 
+    def print(self, text: object) -> None:
+        """Print a part of the result while the work goes on."""
+        self._clear()
+        self.console.print(text)
+
     def close(self) -> None:
         self._done.set()
         self._thread.join()
+        self._clear()
+
+    def _clear(self) -> None:
         if self._shown and self.console.err.isatty():
             self._write("\r\x1b[2K")
 

@@ -108,8 +108,7 @@ class Trial:
         exported: returns the exported program of the trial's sizes, if that is not `program.exported`. It is
             asked for only if an error is above the tolerance.
         repeats: whether the network is called again, to find out whether it keeps what is no buffer.
-        calls: the leaves of each call in a row; the default is the captured example, ten times if the network
-            writes buffers. Calls may have different sizes.
+        calls: the leaves of each call in a row, of any sizes; by default the example's, ten times with state.
     """
 
     def __init__(

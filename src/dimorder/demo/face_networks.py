@@ -12,8 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from dimorder.errors import UnsupportedError
+
 # What each network looks at: one RGB crop, scaled to [-1, 1]. (N, C, H, W)
 INPUT_SHAPES = {"pnet": (1, 3, 12, 12), "rnet": (1, 3, 24, 24), "onet": (1, 3, 48, 48)}
+
+INSTALL = "pip install --no-deps facenet-pytorch==2.6.0"
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -129,13 +133,11 @@ def onet() -> ONet:
 
 
 def weights_folder() -> Path:
-    """Return the folder of state dicts in facenet-pytorch's wheel; FileNotFoundError if there is no wheel."""
+    """Return the folder of state dicts in facenet-pytorch's wheel; UnsupportedError if there is no wheel."""
     spec = importlib.util.find_spec("facenet_pytorch")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(
-            "examples.face: the pretrained weights\n"
-            "  found: no installed wheel named facenet-pytorch\n"
-            "  do: pip install --no-deps facenet-pytorch==2.6.0"
+        raise UnsupportedError(
+            "the pretrained weights of the face networks", "no wheel facenet-pytorch", INSTALL
         )
     return Path(spec.submodule_search_locations[0]) / "data"
 

@@ -4,15 +4,14 @@ holds.
 
 from __future__ import annotations
 
-import contextlib
-import io
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from examples.face import networks, photo
+from dimorder.demo import face_networks as networks
+from dimorder.demo import photo
+from dimorder.errors import UnsupportedError
 
 LANDMARKS = {  # of the astronaut's face, read off the photo
     "left eye": (204, 100),
@@ -53,7 +52,7 @@ def test_a_crop_lies_in_memory_as_the_pixels_do():
 
 
 def test_the_drawing_changes_the_photo_at_the_box_and_the_landmarks(tmp_path):
-    finding = photo.Finding(0.99, (170.0, 60.0, 280.0, 190.0), tuple(LANDMARKS.values()))
+    finding = photo.FaceFound(0.99, (170.0, 60.0, 280.0, 190.0), tuple(LANDMARKS.values()))
     photo.draw(photo.photo(), finding, photo.NOT_A_FACE, 0.003, tmp_path / "drawn.png")
     drawn = np.asarray(Image.open(tmp_path / "drawn.png").resize((512, 512)))
     changed = np.abs(drawn.astype(int) - np.asarray(photo.photo())).sum(2) > 60
@@ -64,18 +63,17 @@ def test_the_drawing_changes_the_photo_at_the_box_and_the_landmarks(tmp_path):
 
 def test_missing_weights_are_named_with_the_command_that_installs_them(monkeypatch):
     monkeypatch.setattr(networks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"pip install --no-deps facenet-pytorch==2\.6\.0"):
+    with pytest.raises(UnsupportedError, match=r"pip install --no-deps facenet-pytorch==2\.6\.0"):
         networks.onet()
 
 
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory):
-    from examples.face import demo
+    from dimorder.demo import face
 
-    out = tmp_path_factory.mktemp("face")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        demo.main(out)
-    return out, printed.getvalue()
+    out, lines = tmp_path_factory.mktemp("face"), []
+    face.show(out, lines.append)
+    return out, "\n".join(lines)
 
 
 def _numbers(printed, title):

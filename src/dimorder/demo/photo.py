@@ -16,7 +16,7 @@ from skimage import data
 from torch import Tensor
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the photo
-Point = tuple[float, float]
+Landmark = tuple[float, float]
 
 FACE: Box = (170, 60, 280, 190)
 NOT_A_FACE: Box = (350, 300, 450, 420)
@@ -25,12 +25,12 @@ GREEN, YELLOW, GREY, DARK = (70, 220, 120), (255, 214, 64), (210, 210, 215), (24
 
 
 @dataclass(frozen=True)
-class Finding:
+class FaceFound:
     """O-Net's result for a crop: the probability of a face, the box of the face, and its five landmarks."""
 
     probability: float
     box: Box
-    landmarks: tuple[Point, ...]
+    landmarks: tuple[Landmark, ...]
 
 
 def photo() -> Image.Image:
@@ -62,7 +62,7 @@ def crop(image: Image.Image, box: Box, size: int) -> Tensor:
     return torch.from_numpy((pixels - 127.5) / 128)[None].permute(0, 3, 1, 2)
 
 
-def finding(box: Box, outputs: tuple[Tensor, ...]) -> Finding:
+def finding(box: Box, outputs: tuple[Tensor, ...]) -> FaceFound:
     """O-Net's three outputs for the crop of `box`, in pixels of the photo."""
     probabilities, offsets, marks = (output.flatten().tolist() for output in outputs)
     left, top, right, bottom = box
@@ -76,10 +76,10 @@ def finding(box: Box, outputs: tuple[Tensor, ...]) -> Finding:
     landmarks = tuple(
         (left - 1 + x * width, top - 1 + y * height) for x, y in zip(marks[:5], marks[5:], strict=True)
     )
-    return Finding(probabilities[1], refined, landmarks)
+    return FaceFound(probabilities[1], refined, landmarks)
 
 
-def draw(image: Image.Image, face: Finding, other_box: Box, other_probability: float, path: Path) -> None:
+def draw(image: Image.Image, face: FaceFound, other_box: Box, other_probability: float, path: Path) -> None:
     """Writes the photo with the face's box and landmarks, and the other crop in grey, as a PNG."""
     smooth, zoom = 4, 2  # drawn 4 times as large as written, which smooths the edges
     scale = smooth * zoom

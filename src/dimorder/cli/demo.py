@@ -1,0 +1,45 @@
+"""Run `dimorder demo`: a face detector is lowered, run, quantised, and fed in the wrong order."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dimorder.cli.answer import Answer
+from dimorder.cli.console import ProgressLine
+from dimorder.cli.options import Command, CommandParser
+from dimorder.errors import UnsupportedError
+
+EXAMPLES = """\
+  dimorder demo
+  dimorder demo -o faces
+
+It needs about a minute, and no network connection. The pictures are scikit-image's, and the weights are
+facenet-pytorch's: pip install 'dimorder[executorch,demo]', then
+pip install --no-deps facenet-pytorch==2.6.0"""
+
+INSTALL = "pip install 'dimorder[executorch,demo]'"
+
+
+def add_options(parser: CommandParser) -> None:
+    parser.add_argument(
+        *("-o", "--output"),
+        dest="folder",
+        default="dimorder-demo",
+        metavar="DIR",
+        help="the folder for the programs and the picture (default dimorder-demo)",
+    )
+
+
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
+    progress("loading torch and ExecuTorch")
+    try:
+        from dimorder.demo import face
+    except ImportError as error:
+        raise UnsupportedError("the demo", f"no module {error.name}", INSTALL) from error
+    progress("lowering, running and quantising")
+    face.show(Path(options.folder), progress.print)
+    return Answer("")
+
+
+COMMAND = Command("demo", "lower, run and quantise a face detector, step by step", EXAMPLES, add_options, run)
