@@ -50,7 +50,10 @@ def lowered(name: str, python: str | None, folder: Path) -> Row:
         path = folder / TOOL / f"{name}.tflite"
         row[TOOL] = convert(TOOL, python, name, path)
         if "error" not in row[TOOL]:
-            row[TOOL] = content(path)
+            try:
+                row[TOOL] = content(path)
+            except RuntimeError as error:  # an operator that LiteRT lacks
+                row[TOOL] = failed(error)
     theirs = row.get(TOOL, {}).get("transposes")
     if theirs is not None and row["ours"].get("transposes", 0) > theirs:  # with fewer bytes, maybe
         by_count = dimorder.plan(model, args, kwargs, objective="count", **asked)
