@@ -150,6 +150,7 @@ MAY_IMPORT = {
         "ops",
         "capture",
         "plans",
+        "executorch",
         "targets",
         "eager",
         "lowered",

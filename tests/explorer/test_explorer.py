@@ -112,7 +112,7 @@ def test_a_plan_shows_orders_on_operators_and_conversions_by_bytes(server, files
     assert len(conversions) == len(lowered.plan.conversions) > 0
     for node, planned in zip(conversions, lowered.plan.conversions, strict=True):
         said = facts(node)
-        assert said["bytes"] == f"{planned.bytes:,}" and said["after"] == planned.to_order
+        assert said["moves"] == f"{planned.bytes:,} bytes" and said["after"] == planned.to_order
         assert any(
             node["id"] == edge["sourceNodeId"] for each in nodes.values() for edge in each["incomingEdges"]
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from dimorder.executorch.pte import damage_error, forward_plan, read_tables
 from dimorder.executorch.xnn_blob import flatbuffer_of, moved_bytes
 from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
 from dimorder.text import shape_text
+
+# The line of an instruction, or of an operator in its delegate by that operator's debug handle.
+SourceLines = Callable[[int, int | None], str]
 
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _HIDDEN = ("flags", "num_dims")  # fields of XNNPACK's nodes that tell a reader nothing
@@ -32,6 +36,8 @@ class FileNode:
         reads: The names of the nodes that it reads.
         facts: The shapes, orders and types of its operands and results, and its parameters, by title.
         converted_bytes: The bytes that it moves into another order; None if it is no conversion.
+        source: The line that it comes from. It is empty for what the lowering inserted, and for all nodes if
+            no lines are known.
     """
 
     name: str
@@ -40,13 +46,15 @@ class FileNode:
     reads: list[str] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     converted_bytes: int | None = None
+    source: str = ""
 
 
-def graph_of_file(path: str) -> list[FileNode]:
+def graph_of_file(path: str, sources: SourceLines | None = None) -> list[FileNode]:
     """Return the operators of a .pte in program order.
 
     Args:
         path: a .pte of any tool.
+        sources: the source lines of its operators, which the file itself lacks.
 
     Returns:
         The nodes. A delegate of another backend than XNNPACK is one node.
@@ -60,12 +68,12 @@ def graph_of_file(path: str) -> list[FileNode]:
     tables = read_tables(Path(path).read_bytes(), where)
     plan = forward_plan(tables, where)
     try:
-        return list(_nodes(tables, plan))
+        return list(_nodes(tables, plan, sources or (lambda instruction, handle: "")))
     except _DAMAGE as error:
         raise damage_error(where, f"contradictory tables ({type(error).__name__}: {error})") from error
 
 
-def _nodes(tables: Any, plan: Any) -> Iterator[FileNode]:
+def _nodes(tables: Any, plan: Any, sources: SourceLines) -> Iterator[FileNode]:
     written: dict[int, str] = {}
     for place, index in enumerate(plan.inputs):
         written[index] = f"input {place}"
@@ -76,7 +84,7 @@ def _nodes(tables: Any, plan: Any) -> Iterator[FileNode]:
         results = tensors_of(plan, call.args[-1]) if kernel else [i for i in tensors if i not in written]
         operands = [index for index in tensors if index not in results and index in written]
         if kernel:
-            node = FileNode(f"{number} {kernel}", kernel)
+            node = FileNode(f"{number} {kernel}", kernel, source=sources(number, None))
             nodes, results_from = [node], dict.fromkeys(results, node.name)
             node.reads = [written[index] for index in operands]
             node.converted_bytes = converted_bytes(plan, call)
@@ -86,7 +94,8 @@ def _nodes(tables: Any, plan: Any) -> Iterator[FileNode]:
             group = f"{delegate.id} {call.delegate_index}"
             if delegate.id == BACKEND_ID:
                 blob = delegate_blob(tables, delegate)
-                nodes, results_from = _xnn_nodes(blob, group, [written[i] for i in operands], results)
+                lines = functools.partial(sources, number)
+                nodes, results_from = _xnn_nodes(blob, group, [written[i] for i in operands], results, lines)
             else:
                 node = FileNode(f"{number} {group}", delegate.id, reads=[written[i] for i in operands])
                 nodes, results_from = [node], dict.fromkeys(results, node.name)
@@ -114,7 +123,11 @@ def _tensor_text(value: Any) -> str:
 
 
 def _xnn_nodes(
-    blob: bytes, group: str, operands: Sequence[str], results: Sequence[int]
+    blob: bytes,
+    group: str,
+    operands: Sequence[str],
+    results: Sequence[int],
+    sources: Callable[[int], str],
 ) -> tuple[list[FileNode], dict[int, str]]:
     """Return the nodes of an XNNPACK delegate, and the node that writes each of its results."""
     moved, graph = moved_bytes(blob, group), _xnn_graph(blob)
@@ -126,6 +139,7 @@ def _xnn_nodes(
         ids = {key: value for key, value in fields.items() if key.endswith("_id") and value in values}
         reads = [value for key, value in ids.items() if not key.startswith("output")]
         node = FileNode(f"{group}/{number} {kind}", kind.removeprefix("XNN"), group)
+        node.source = sources(union["debug_handle"])
         node.converted_bytes = converted
         node.reads = [written[value] for value in reads if value in written]
         node.facts = {key.removesuffix("_id"): _xnn_text(values[value]) for key, value in ids.items()}

@@ -6,17 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dimorder.plans.network_plan import NetworkPlan, PlannedConversion
+from dimorder.report.colours import COLOURS
 from dimorder.report.operator_rows import OperatorRow, operator_rows
 from dimorder.report.parts import size
 from dimorder.report.plan_graph import edges_of
-from dimorder.text import shape_text
 
 if TYPE_CHECKING:
     from dimorder.executorch.file_graph import FileNode
-
-# Pale forms of the colours of the plan's own page.
-_COLOURS = {"channels-last": "#dbeafc", "permuted": "#e9dff6", "cut": "#d3efe5"}
-_CONVERSION = "#fdba74"
 
 Graph = dict[str, Any]
 
@@ -46,38 +42,30 @@ def file_graph(nodes: Iterable[FileNode], title: str = "forward") -> Graph:
 def _operator(index: int, row: OperatorRow) -> Graph:
     facts = {title: fact for title, fact in row.facts.items() if title != "in"}  # the namespace says it
     module = "" if row.module == "contract" else row.module.replace(".", "/")
-    return _node(str(index), row.operator, module, facts, _COLOURS.get(row.family, ""))
+    return _node(str(index), row.operator, module, facts, row.family)
 
 
 def _conversion(name: str, conversion: PlannedConversion, namespace: str) -> Graph:
-    facts = {
-        "value": f"{conversion.value} {shape_text(conversion.shape, ' × ')}",
-        "before": conversion.from_order,
-        "after": conversion.to_order,
-        "bytes": f"{conversion.bytes:,}",
-        "from": str(conversion.producer),
-        "for": "; ".join(map(str, conversion.consumers)),
-    }
-    return _node(name, f"conversion of {size(conversion.bytes)}", namespace, facts, _CONVERSION)
+    return _node(name, f"conversion of {size(conversion.bytes)}", namespace, conversion.facts, "conversion")
 
 
 def _file_node(node: FileNode) -> Graph:
     moved = node.converted_bytes
     facts = {**node.facts, **({} if moved is None else {"moves": f"{moved:,} bytes into another order"})}
     label = node.operator if moved is None else f"{node.operator}, {size(moved)}"
-    written = _node(node.name, label, node.group, facts, "" if moved is None else _CONVERSION)
+    written = _node(node.name, label, node.group, facts, "" if moved is None else "conversion")
     written["incomingEdges"] = [_edge(source, place) for place, source in enumerate(node.reads)]
     return written
 
 
-def _node(name: str, label: str, namespace: str, facts: Mapping[str, str], colour: str) -> Graph:
+def _node(name: str, label: str, namespace: str, facts: Mapping[str, str], kind: str) -> Graph:
     return {
         "id": name,
         "label": label,
         "namespace": namespace,
         "attrs": [{"key": key, "value": value} for key, value in facts.items() if value],
         "incomingEdges": [],
-        **({"style": {"backgroundColor": colour}} if colour else {}),
+        **({"style": {"backgroundColor": COLOURS[kind].pale}} if kind else {}),
     }
 
 

@@ -58,6 +58,18 @@ class PlannedConversion:
     producer: Place
     consumers: tuple[Place, ...]
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """The facts that a page or a graph shows, by title."""
+        return {
+            "value": f"{self.value} {shape_text(self.shape, ' × ')}",
+            "before": self.from_order,
+            "after": self.to_order,
+            "moves": f"{self.bytes:,} bytes",
+            "from": str(self.producer),
+            "for": "; ".join(map(str, self.consumers)),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         def place_dict(place: Place) -> Any:
             return "contract" if place.is_contract else asdict(place)

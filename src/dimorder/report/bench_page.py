@@ -12,7 +12,7 @@ from dimorder.text import shape_text
 
 _STYLE = """
 .ours td{font-weight:600}
-.ours .bar i{background:var(--accent)}
+.ours .bar i{background:var(--conversion)}
 """
 
 

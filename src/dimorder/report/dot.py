@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dimorder.plans.network_plan import NetworkPlan, PlannedConversion
-from dimorder.report.operator_rows import Family, OperatorRow, operator_rows
+from dimorder.report.colours import COLOURS
+from dimorder.report.operator_rows import OperatorRow, operator_rows
 from dimorder.report.parts import size
 from dimorder.report.plan_graph import Edge, edges_of
 from dimorder.text import shape_text
-
-_COLOURS: Mapping[Family, str] = {
-    "row-major": "#dbe4f3",
-    "channels-last": "#cdeccf",
-    "permuted": "#fbe3b9",
-    "cut": "#e6d3f2",
-}
-_CONVERSION = "#c0392b"
 
 
 def plan_dot(plan: NetworkPlan) -> str:
@@ -44,7 +37,7 @@ def plan_dot(plan: NetworkPlan) -> str:
 def _node(row: OperatorRow) -> str:
     orders = dict.fromkeys(row.writes or row.reads)
     label = _text([f"{row.operator} {shape_text(row.shape)}", *orders])
-    return f'label={label}, tooltip={_text([row.source])}, fillcolor="{_COLOURS[row.family]}"'
+    return f'label={label}, tooltip={_text([row.source])}, fillcolor="{COLOURS[row.family].pale}"'
 
 
 def _edge(edge: Edge, plan: NetworkPlan) -> str:
@@ -54,7 +47,8 @@ def _edge(edge: Edge, plan: NetworkPlan) -> str:
 
 def _conversion(conversion: PlannedConversion) -> str:
     label = _text([f"{conversion.from_order} to", conversion.to_order, size(conversion.bytes)])
-    return f'label={label}, color="{_CONVERSION}", fontcolor="{_CONVERSION}", penwidth=2'
+    red = COLOURS["conversion"].light
+    return f'label={label}, color="{red}", fontcolor="{red}", penwidth=2'
 
 
 def _text(lines: Sequence[str]) -> str:

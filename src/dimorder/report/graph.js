@@ -1,26 +1,27 @@
-// Zoom, search and details of the graph of a plan. Without this script the graph is a still picture.
+// Zoom, search and details of graphs. Two graphs side by side move together, and an operator or a conversion is
+// chosen in both. Without this script the graphs are still pictures.
 for (const explorer of document.querySelectorAll(".explorer")) {
-  const svg = explorer.querySelector("svg.graph");
-  const all = svg.getAttribute("viewBox").split(" ").map(Number);
-  const nodes = [...svg.querySelectorAll(".node")];
-  const badges = [...svg.querySelectorAll(".badge")];
+  const pictures = [...explorer.querySelectorAll(".picture")];
+  const graphs = pictures.map((picture) => picture.querySelector("svg.graph"));
+  const all = graphs[0].getAttribute("viewBox").split(" ").map(Number);
+  const nodes = graphs.flatMap((svg) => [...svg.querySelectorAll(".node")]);
   const hits = explorer.querySelector(".hits");
   const place = explorer.querySelector(".place");
   const find = explorer.querySelector(".find");
   let view = all.slice();
   let found = [];
   let hit = -1;
-  let conversion = -1;
+  let step = -1;
 
   const show = (next) => {
     view = next;
-    svg.setAttribute("viewBox", view.join(" "));
+    for (const svg of graphs) svg.setAttribute("viewBox", view.join(" "));
   };
 
-  // The units of the picture per pixel: the picture keeps its shape, so one side may have a margin.
-  const scale = () => Math.max(view[2] / svg.clientWidth, view[3] / svg.clientHeight);
+  // The units of a picture per pixel: the picture keeps its shape, so one side may have a margin.
+  const scale = () => Math.max(view[2] / graphs[0].clientWidth, view[3] / graphs[0].clientHeight);
 
-  const at = (event) => {
+  const at = (svg, event) => {
     const box = svg.getBoundingClientRect();
     const unit = scale();
     return [
@@ -35,29 +36,39 @@ for (const explorer of document.querySelectorAll(".explorer")) {
     show([x - (x - view[0]) * by, y - (y - view[1]) * by, width, view[3] * by]);
   };
 
-  // Look closely at one operator or conversion, and show its details.
+  // Look closely at one operator or conversion, and show its details in each picture that has it.
   const choose = (element, move) => {
-    for (const chosen of svg.querySelectorAll(".chosen")) chosen.classList.remove("chosen");
-    for (const about of explorer.querySelectorAll(".about")) about.hidden = true;
-    explorer.querySelector(".hint").hidden = true;
-    element.classList.add("chosen");
-    document.getElementById(element.dataset.about).hidden = false;
+    for (const picture of pictures) {
+      const slot = `[data-slot="${element.dataset.slot}"]`;
+      const own = picture.contains(element) ? element : picture.querySelector(slot);
+      for (const chosen of picture.querySelectorAll(".chosen")) chosen.classList.remove("chosen");
+      for (const about of picture.querySelectorAll(".about")) about.hidden = true;
+      const absent = picture.querySelector(".hint");
+      absent.hidden = Boolean(own);
+      absent.textContent = "Nothing is here in this graph.";
+      if (!own) continue;
+      own.classList.add("chosen");
+      document.getElementById(own.dataset.about).hidden = false;
+    }
     if (move) {
       const { e: x, f: y } = element.transform.baseVal.consolidate().matrix;
-      const width = Math.min(view[2], 900);
-      const height = (width * svg.clientHeight) / svg.clientWidth;
+      const width = Math.max(Math.min(view[2], 900), graphs[0].clientWidth / 1.5);
+      const height = (width * graphs[0].clientHeight) / graphs[0].clientWidth;
       show([x - width / 2, y - height / 2, width, height]);
     }
   };
 
+  const bySlot = (elements) => [...new Map(elements.map((each) => [each.dataset.slot, each])).values()];
+
   const search = () => {
     const words = find.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const text = (node) => document.getElementById(node.dataset.about).textContent.toLowerCase();
-    found = words.length ? nodes.filter((node) => words.every((word) => text(node).includes(word))) : [];
+    const matches = words.length ? nodes.filter((node) => words.every((word) => text(node).includes(word))) : [];
+    found = bySlot(matches);
     hit = -1;
-    svg.classList.toggle("searched", words.length > 0);
-    for (const node of nodes) node.classList.toggle("hit", found.includes(node));
-    hits.textContent = words.length ? `${found.length} of ${nodes.length}` : "";
+    for (const svg of graphs) svg.classList.toggle("searched", words.length > 0);
+    for (const node of nodes) node.classList.toggle("hit", matches.includes(node));
+    hits.textContent = words.length ? `${found.length} of ${bySlot(nodes).length}` : "";
   };
 
   find.addEventListener("input", search);
@@ -68,63 +79,72 @@ for (const explorer of document.querySelectorAll(".explorer")) {
     choose(found[hit], true);
   });
 
+  // The conversions in program order, each once: on the first of its edges, and in one of the pictures.
+  const conversions = new Map();
+  for (const [number, svg] of graphs.entries()) {
+    for (const each of svg.querySelectorAll(".badge, .node.conversion")) {
+      const again = number > 0 && each.classList.contains("shared");
+      if (!again && !conversions.has(each.dataset.about)) conversions.set(each.dataset.about, each);
+    }
+  }
+  const steps = [...conversions.values()].sort((a, b) => parseInt(a.dataset.slot) - parseInt(b.dataset.slot));
+
   for (const button of explorer.querySelectorAll("[data-zoom]")) {
     const factor = Number(button.dataset.zoom);
     button.addEventListener("click", () => (factor ? zoom(factor) : show(all.slice())));
   }
   for (const button of explorer.querySelectorAll("[data-step]")) {
     button.addEventListener("click", () => {
-      const numbers = [...new Set(badges.map((badge) => badge.dataset.conversion))].sort((a, b) => a - b);
-      if (!numbers.length) return;
-      const step = Number(button.dataset.step);
-      conversion = (Math.max(conversion, step > 0 ? -1 : 0) + step + numbers.length) % numbers.length;
-      place.textContent = `${conversion + 1} of ${numbers.length}`;
-      choose(badges.find((badge) => badge.dataset.conversion === numbers[conversion]), true);
+      const by = Number(button.dataset.step);
+      step = (Math.max(step, by > 0 ? -1 : 0) + by + steps.length) % steps.length;
+      place.textContent = `${step + 1} of ${steps.length}`;
+      choose(steps[step], true);
     });
   }
-
-  svg.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    zoom(event.deltaY > 0 ? 1.15 : 0.87, ...at(event));
-  }, { passive: false });
-  svg.addEventListener("keydown", (event) => {
-    const factor = { "+": 0.7, "=": 0.7, "-": 1.43 }[event.key];
-    if (factor) zoom(factor);
-    if (event.key === "0") show(all.slice());
-  });
 
   const pressed = new Map(); // pointers: one drags, two zoom
   let moved = false;
-  svg.addEventListener("pointerdown", (event) => {
-    pressed.set(event.pointerId, event);
-    moved = false;
-  });
-  svg.addEventListener("pointermove", (event) => {
-    const before = pressed.get(event.pointerId);
-    if (!before) return;
-    const [x, y] = [event.clientX - before.clientX, event.clientY - before.clientY];
-    if (!moved && Math.hypot(x, y) < 4) return;
-    moved = true;
-    svg.setPointerCapture(event.pointerId);
-    svg.classList.add("dragged");
-    const other = [...pressed.values()].find((each) => each.pointerId !== event.pointerId);
-    if (other) {
-      const apart = (each) => Math.hypot(each.clientX - other.clientX, each.clientY - other.clientY) || 1;
-      zoom(apart(before) / apart(event), ...at(other));
-    } else {
-      show([view[0] - x * scale(), view[1] - y * scale(), view[2], view[3]]);
+  for (const svg of graphs) {
+    svg.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      zoom(event.deltaY > 0 ? 1.15 : 0.87, ...at(svg, event));
+    }, { passive: false });
+    svg.addEventListener("keydown", (event) => {
+      const factor = { "+": 0.7, "=": 0.7, "-": 1.43 }[event.key];
+      if (factor) zoom(factor);
+      if (event.key === "0") show(all.slice());
+    });
+    svg.addEventListener("pointerdown", (event) => {
+      pressed.set(event.pointerId, event);
+      moved = false;
+    });
+    svg.addEventListener("pointermove", (event) => {
+      const before = pressed.get(event.pointerId);
+      if (!before) return;
+      const [x, y] = [event.clientX - before.clientX, event.clientY - before.clientY];
+      if (!moved && Math.hypot(x, y) < 4) return;
+      moved = true;
+      svg.setPointerCapture(event.pointerId);
+      svg.classList.add("dragged");
+      const other = [...pressed.values()].find((each) => each.pointerId !== event.pointerId);
+      if (other) {
+        const apart = (each) => Math.hypot(each.clientX - other.clientX, each.clientY - other.clientY) || 1;
+        zoom(apart(before) / apart(event), ...at(svg, other));
+      } else {
+        show([view[0] - x * scale(), view[1] - y * scale(), view[2], view[3]]);
+      }
+      pressed.set(event.pointerId, event);
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      svg.addEventListener(end, (event) => {
+        pressed.delete(event.pointerId);
+        svg.classList.remove("dragged");
+      });
     }
-    pressed.set(event.pointerId, event);
-  });
-  for (const end of ["pointerup", "pointercancel"]) {
-    svg.addEventListener(end, (event) => {
-      pressed.delete(event.pointerId);
-      svg.classList.remove("dragged");
+    svg.addEventListener("click", (event) => {
+      const element = event.target.closest("[data-about]");
+      if (element && !moved) choose(element, false);
+      moved = false; // a browser sends a click after a drag too
     });
   }
-  svg.addEventListener("click", (event) => {
-    const element = event.target.closest("[data-about]");
-    if (element && !moved) choose(element, false);
-    moved = false; // a browser sends a click after a drag too
-  });
 }

@@ -1,21 +1,48 @@
-"""Draw a plan as a graph that can be zoomed and searched: operators by order, conversions on edges."""
+"""Draw graphs that can be zoomed and searched: operators by order, conversions on edges.
+
+Two graphs of one network lie side by side, with each operator at the same position in both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from dimorder.plans.network_plan import Explanation, PlannedConversion
-from dimorder.report.operator_rows import FAMILIES, OperatorRow
+from dimorder.report.colours import COLOURS
+from dimorder.report.drawing import Box, Drawing
 from dimorder.report.parts import section, size
 from dimorder.report.plan_graph import HEIGHT, WIDTH, Edge, GraphLayout, lay_out, svg_path
-from dimorder.text import counted, shape_text
 
 _LETTERS = 22  # of a line in a box
+_GUIDE = "A column continues at the top of the next one. Turn the wheel to zoom, and drag to move."
 
-# A conversion, and its reason if one was asked for.
-Converted = tuple[PlannedConversion, Explanation | None]
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing in a section.
+
+    Attributes:
+        drawing: The drawing.
+        title: Its title, if there are two.
+        slots: The position of each box among those of all pictures; by default there is one picture.
+        shared: The conversions that another picture has too, by their numbers.
+    """
+
+    drawing: Drawing
+    title: str = ""
+    slots: Sequence[int] = ()
+    shared: frozenset[int] = frozenset()
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The slot of each box."""
+        return self.slots or range(len(self.drawing.boxes))
+
+    def slot_edge(self, edge: Edge) -> Edge:
+        """Return an edge between slots."""
+        return Edge(self.places[edge.source], self.places[edge.target], edge.conversion)
 
 
 def script() -> str:
@@ -25,129 +52,141 @@ def script() -> str:
 
 def style() -> str:
     """Return the CSS of the graph."""
-    return Path(__file__).with_name("graph.css").read_text()
+    ground = "color-mix(in srgb,var(--{0}) 16%,var(--panel))"
+    families = "".join(
+        f".graph .{name} rect{{stroke:var(--{name});fill:{ground.format(name)}}}\n" for name in COLOURS
+    )
+    return families + Path(__file__).with_name("graph.css").read_text()
 
 
-def graph_section(
-    rows: Sequence[OperatorRow], edges: Sequence[Edge], conversions: Mapping[int, Converted]
-) -> str:
-    """Return the section with the graph of a plan.
+def graph_section(text: str, families: Sequence[str], *pictures: Picture) -> str:
+    """Return the section with one graph, or with two side by side.
 
     Args:
-        rows: the operators, in program order.
-        edges: what each of them reads.
-        conversions: each conversion by its number.
+        text: what the graph shows.
+        families: the kinds of orders, for the legend.
+        pictures: the graphs.
 
     Returns:
         The section in HTML. `script` and `style` belong to its page.
     """
-    layout = lay_out(len(rows), edges)
-    marked = [edge for edge in edges if edge.conversion is not None]
-    drawing = [
-        *(_edge(edge, layout) for edge in sorted(edges, key=lambda edge: edge.conversion is not None)),
-        *(_node(index, row, layout) for index, row in enumerate(rows)),
-        *(_badge(edge, layout, conversions) for edge in marked),
-    ]
+    edges = dict.fromkeys(picture.slot_edge(edge) for picture in pictures for edge in picture.drawing.edges)
+    count = 1 + max((slot for picture in pictures for slot in picture.places), default=-1)
+    layout = lay_out(count, list(edges))
+    shown = "".join(_picture(number, picture, layout) for number, picture in enumerate(pictures))
+    used = {box.family for picture in pictures for box in picture.drawing.boxes}
+    keys = [f'<li><i class="cell {name}"></i>{name}</li>' for name in families if name in used]
+    if len(pictures) > 1:
+        keys += [f'<li><i class="mark {name}">0</i>{words}</li>' for name, words in _CONVERSIONS.items()]
+    box = (
+        f'<div class="tools">{_tools(pictures)}</div><ul class="legend">{"".join(keys)}</ul>'
+        f'<div class="pictures">{shown}</div>'
+    )
+    return section("Graph", f"{text} {_GUIDE}", f'<div class="explorer">{box}</div>')
+
+
+_CONVERSIONS = {"": "conversion in one of them", "shared": "conversion in both"}
+
+
+def _tools(pictures: Sequence[Picture]) -> str:
+    count = sum(
+        each.drawing.conversion_count - (index and len(each.shared)) for index, each in enumerate(pictures)
+    )
     steps = (
         '<button data-step="-1" title="the conversion before">‹</button>'
-        f'<span class="place">{len(conversions)} conversion{"s" * (len(conversions) != 1)}</span>'
+        f'<span class="place">{count} conversion{"s" * (count != 1)}</span>'
         '<button data-step="1" title="the next conversion">›</button>'
     )
-    tools = (
+    return (
         '<input class="find" type="search" placeholder="search: an operator, a file, an order" '
         'aria-label="search the graph"> <small class="hits"></small>'
-        f'<span class="steps">{steps if conversions else ""}</span>'
+        f'<span class="steps">{steps if count else ""}</span>'
         '<span class="zoom"><button data-zoom="0.7" title="larger">+</button>'
         '<button data-zoom="1.43" title="smaller">−</button>'
         '<button data-zoom="0" title="show everything">fit</button></span>'
     )
-    about = [
-        *(_about_node(index, row) for index, row in enumerate(rows)),
-        *(_about_conversion(number, *found) for number, found in conversions.items()),
+
+
+def _picture(number: int, picture: Picture, layout: GraphLayout) -> str:
+    drawing = picture.drawing
+    names = [f"about-{number}-{index}" for index in range(len(drawing.boxes))]
+    badges = {conversion: f"about-{number}-c{conversion}" for conversion in drawing.marks}
+    edges = sorted(drawing.edges, key=lambda edge: edge.conversion is not None)
+    drawn = [
+        *(_edge(edge, picture, layout) for edge in edges),
+        *(_node(*each, layout) for each in zip(names, picture.places, drawing.boxes, strict=True)),
+        *(_badge(edge, picture, badges, layout) for edge in edges if edge.conversion is not None),
     ]
-    legend = "".join(
-        f'<li><i class="cell {family}"></i>{family}</li>'
-        for family in FAMILIES
-        if any(row.family == family for row in rows)
-    )
-    box = (
-        f'<div class="tools">{tools}</div><ul class="legend">{legend}</ul>'
+    about = [
+        *(
+            _about(name, f"<code>{escape(box.title)}</code>", box.facts)
+            for name, box in zip(names, drawing.boxes, strict=True)
+        ),
+        *(
+            _about(name, _title(conversion, picture), drawing.marks[conversion].facts)
+            for conversion, name in badges.items()
+        ),
+    ]
+    name = picture.title or "the network"
+    title = f"<figcaption>{escape(picture.title)}</figcaption>" if picture.title else ""
+    return (
+        f'<figure class="picture">{title}'
         f'<svg class="graph" viewBox="0 0 {layout.width:g} {layout.height:g}" role="img" '
-        f'aria-label="the graph of the plan" tabindex="0">{"".join(drawing)}</svg>'
-        f'<div class="details" aria-live="polite"><p class="hint">Click on an operator or a conversion.</p>'
-        f"{''.join(about)}</div>"
+        f'aria-label="the graph of {escape(name)}" tabindex="0">{"".join(drawn)}</svg>'
+        '<div class="details" aria-live="polite"><p class="hint">Click on an operator or a conversion.</p>'
+        f"{''.join(about)}</div></figure>"
     )
-    text = (
-        "The network as the plan computes it. A column continues at the top of the next one. "
-        "Turn the wheel to zoom, and drag to move."
-    )
-    return section("Graph", text, f'<div class="explorer">{box}</div>')
 
 
-def _edge(edge: Edge, layout: GraphLayout) -> str:
-    converts = "" if edge.conversion is None else " converts"
-    return f'<path class="edge{converts}" d="{svg_path(layout.paths[edge])}"/>'
+def _edge(edge: Edge, picture: Picture, layout: GraphLayout) -> str:
+    kind = "" if edge.conversion is None else f" converts{_shared(edge.conversion, picture)}"
+    return f'<path class="edge{kind}" d="{svg_path(layout.paths[picture.slot_edge(edge)])}"/>'
 
 
-def _node(index: int, row: OperatorRow, layout: GraphLayout) -> str:
-    x, y = layout.nodes[index]
-    order = next(iter(row.writes or row.reads), "").split(" (")[0]
-    lines = (row.operator.removeprefix("aten."), f"{order} {shape_text(row.shape, '×')}".strip())
+def _shared(conversion: int, picture: Picture) -> str:
+    return " shared" if conversion in picture.shared else ""
+
+
+def _node(about: str, slot: int, box: Box, layout: GraphLayout) -> str:
+    x, y = layout.nodes[slot]
+    lines = (box.title.removeprefix("aten."), box.line)
     texts = "".join(
         f'<text class="line{number}" y="{(-3, 11)[number]}">{escape(_shortened(line))}</text>'
         for number, line in enumerate(lines)
     )
+    kinds = [box.family, "conversion" * (box.moved_bytes is not None), "found" * bool(box.finding)]
+    hover = "\n".join(filter(None, [box.title, box.facts.get("at", ""), box.finding]))
     return (
-        f'<g class="node {row.family}" id="node-{index}" data-about="about-node-{index}" '
-        f'transform="translate({x:g} {y:g})"><rect x="{-WIDTH / 2:g}" y="{-HEIGHT / 2:g}" width="{WIDTH}" '
-        f'height="{HEIGHT}" rx="6"/>{texts}</g>'
+        f'<g class="{" ".join(filter(None, ["node", *kinds]))}" data-about="{about}" data-slot="{slot}" '
+        f'transform="translate({x:g} {y:g})"><title>{escape(hover)}</title><rect x="{-WIDTH / 2:g}" '
+        f'y="{-HEIGHT / 2:g}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>{texts}</g>'
     )
 
 
-def _badge(edge: Edge, layout: GraphLayout, conversions: Mapping[int, Converted]) -> str:
+def _badge(edge: Edge, picture: Picture, abouts: Mapping[int, str], layout: GraphLayout) -> str:
     """Return the mark of a conversion, in the middle of the last piece of its edge."""
     number = edge.conversion
     assert number is not None
-    (x, y), (to_x, to_y) = layout.paths[edge][-2:]
-    moved = size(conversions[number][0].bytes)
+    placed = picture.slot_edge(edge)
+    (x, y), (to_x, to_y) = layout.paths[placed][-2:]
+    moved = size(picture.drawing.marks[number].bytes)
     return (
-        f'<g class="badge" data-about="about-conversion-{number}" data-conversion="{number}" '
+        f'<g class="badge{_shared(number, picture)}" data-about="{abouts[number]}" '
+        f'data-slot="{placed.source}-{placed.target}" '
         f'transform="translate({(x + to_x) / 2:g} {(y + to_y) / 2:g})"><rect x="-38" y="-8" width="76" '
         f'height="16" rx="8"/><text y="4">{number} · {moved}</text></g>'
     )
 
 
-def _about_node(index: int, row: OperatorRow) -> str:
-    return _about(f"about-node-{index}", f"<code>{escape(row.operator)}</code>", row.facts.items())
+def _title(number: int, picture: Picture) -> str:
+    """Return the title of a conversion; on the page of one plan it leads to the conversion's card."""
+    link = "" if picture.title else f' href="#conversion-{number}"'
+    return f'conversion <a class="mark{_shared(number, picture)}"{link}>{number}</a>'
 
 
-def _about_conversion(number: int, conversion: PlannedConversion, reason: Explanation | None) -> str:
-    facts = [
-        ("value", f"{conversion.value} {shape_text(conversion.shape, ' × ')}"),
-        ("before", conversion.from_order),
-        ("after", conversion.to_order),
-        ("moves", f"{conversion.bytes:,} bytes"),
-        ("from", str(conversion.producer)),
-        ("for", "; ".join(map(str, conversion.consumers))),
-        ("without it", alternative(reason) if reason else ""),
-        ("advice", reason.advice if reason else ""),
-    ]
-    title = f'conversion <a class="mark" href="#conversion-{number}">{number}</a>'
-    return _about(f"about-conversion-{number}", title, facts)
-
-
-def _about(name: str, title: str, facts: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(f"<dt>{label}</dt><dd>{escape(text)}</dd>" for label, text in facts if text)
+def _about(name: str, title: str, facts: Mapping[str, str]) -> str:
+    rows = "".join(f"<dt>{label}</dt><dd>{escape(text)}</dd>" for label, text in facts.items() if text)
     return f'<div class="about" id="{name}" hidden><h3>{title}</h3><dl>{rows}</dl></div>'
-
-
-def alternative(found: Explanation) -> str:
-    """Return what a plan without a conversion would cost."""
-    if found.cost_without is None:
-        return "no plan does without it"
-    if found.cost_without == found.cost:
-        return "a plan without it costs the same"
-    return f"a plan without it costs {counted(found.cost_without, found.unit)}, not {found.cost:,}"
 
 
 def _shortened(line: str) -> str:

@@ -25,14 +25,14 @@ _FAMILIES = {
     "ambiguous": "both of the first two fit",
 }
 _STYLE = """
-.ambiguous{background:repeating-linear-gradient(45deg,var(--row) 0 3px,var(--last) 3px 6px)}
-.cell.found{border-bottom:.3rem solid var(--accent)}
+.ambiguous{background:repeating-linear-gradient(45deg,var(--row-major) 0 3px,var(--channels-last) 3px 6px)}
+.cell.found{border-bottom:.3rem solid var(--conversion)}
 .search{width:100%;max-width:32rem;font:inherit;padding:.45rem .7rem;margin-top:.5rem;color:inherit;
 background:var(--panel);border:1px solid var(--line);border-radius:.5rem}
 .verdict{display:inline-block;border-radius:.3rem;padding:0 .45rem;font-size:.8rem;background:var(--line)}
-.verdict.costly{background:var(--accent);color:var(--back)}
+.verdict.costly{background:var(--conversion);color:var(--back)}
 .card .bars{display:grid;grid-template-columns:auto 1fr auto;gap:0 .6rem;align-items:center;font-size:.85rem}
-.card .bars .time i{background:var(--last)}
+.card .bars .time i{background:var(--channels-last)}
 """
 _SCRIPT = """
 const box = document.querySelector('.search'), cards = [...document.querySelectorAll('.card')];

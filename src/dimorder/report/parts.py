@@ -11,12 +11,14 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
+from dimorder.report.colours import variables
+
 _MAX_ROWS = 64  # of a strip: with more, modules are grouped one level higher
 
 
 def document(title: str, sections: Iterable[str], style: str = "", script: str = "") -> str:
     """Return the whole page, without empty sections; `style` is added to the CSS of all pages."""
-    css = Path(__file__).with_name("page.css").read_text() + style
+    css = variables() + Path(__file__).with_name("page.css").read_text() + style
     body = "\n".join(section for section in sections if section)
     run = f"<script>{script}</script>\n" if script else ""
     return (

@@ -13,9 +13,9 @@ from dimorder.lowered import Lowered
 from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion
 from dimorder.report import graph_section as graph
 from dimorder.report import parts
+from dimorder.report.drawing import alternative, plan_drawing
 from dimorder.report.operator_rows import FAMILIES, OperatorRow, operator_rows
 from dimorder.report.parts import bar, grid, row, section, size, strip, table
-from dimorder.report.plan_graph import edges_of
 from dimorder.targets.npu_report import NpuReport
 from dimorder.text import counted, shape_text
 
@@ -133,8 +133,9 @@ def _contract(report: Report) -> str:
 
 
 def _graph(report: Report) -> str:
-    converted = {row.number: (row.conversion, row.explanation) for row in report.conversions}
-    return graph.graph_section(report.operators, list(edges_of(report.plan)), converted)
+    explanations = {row.number: row.explanation for row in report.conversions if row.explanation}
+    text = "The network as the plan computes it."
+    return graph.graph_section(text, tuple(FAMILIES), graph.Picture(plan_drawing(report.plan, explanations)))
 
 
 def _conversions(report: Report) -> str:
@@ -171,7 +172,7 @@ def _card(row: ConversionRow) -> str:
     conversion, found = row.conversion, row.explanation
     consumers = "<br>".join(escape(str(place)) for place in conversion.consumers[:3])
     more = f"<br>and {len(conversion.consumers) - 3} more" if len(conversion.consumers) > 3 else ""
-    reason = f"<p>{escape(graph.alternative(found))}</p><p>{escape(found.advice)}</p>" if found else ""
+    reason = f"<p>{escape(alternative(found))}</p><p>{escape(found.advice)}</p>" if found else ""
     return (
         f'<article class="card" id="conversion-{row.number}"><h3><i class="number">{row.number}</i>'
         f"<code>{escape(conversion.value)}</code> <small>{shape_text(conversion.shape, ' × ')}</small></h3>"

@@ -1,0 +1,120 @@
+"""Define what a graph on a page shows: boxes, edges between them, and conversions on edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dimorder.plans.network_plan import Explanation, NetworkPlan
+from dimorder.report.operator_rows import OperatorRow, operator_rows
+from dimorder.report.plan_graph import Edge, edges_of
+from dimorder.text import counted, shape_text
+
+if TYPE_CHECKING:
+    from dimorder.executorch.file_graph import FileNode
+
+
+@dataclass(frozen=True)
+class Box:
+    """One operator.
+
+    Attributes:
+        title: The name of the operator.
+        line: The second line in the box.
+        family: The kind of its order, which gives its colour; empty if it is not known.
+        facts: The facts that a reader can open, by title; a fact may be empty.
+        place: The line that it comes from. Boxes of two drawings with the same place are one operator.
+        moved_bytes: The bytes that it moves into another order; None if it is no conversion.
+        finding: The fault that was found in it, or nothing.
+    """
+
+    title: str
+    line: str
+    family: str
+    facts: Mapping[str, str]
+    place: str = ""
+    moved_bytes: int | None = None
+    finding: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A conversion on one or more edges, with the facts that a reader can open."""
+
+    bytes: int
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A graph: boxes in program order, the edges between them, and the conversion of each number."""
+
+    boxes: tuple[Box, ...]
+    edges: tuple[Edge, ...]
+    marks: Mapping[int, Mark]
+
+    @property
+    def conversion_count(self) -> int:
+        return len(self.marks) + sum(box.moved_bytes is not None for box in self.boxes)
+
+    @property
+    def converted_bytes(self) -> int:
+        return sum(mark.bytes for mark in self.marks.values()) + sum(
+            box.moved_bytes or 0 for box in self.boxes
+        )
+
+
+def plan_drawing(plan: NetworkPlan, explanations: Mapping[int, Explanation]) -> Drawing:
+    """Return the drawing of a plan; `explanations` are the reasons of conversions by their numbers."""
+    marks = {}
+    for number, conversion in enumerate(plan.conversions):
+        reason = explanations.get(number)
+        why = {"without it": alternative(reason), "advice": reason.advice} if reason else {}
+        marks[number] = Mark(conversion.bytes, {**conversion.facts, **why})
+    return Drawing(tuple(map(_plan_box, operator_rows(plan))), tuple(edges_of(plan)), marks)
+
+
+def _plan_box(row: OperatorRow) -> Box:
+    order = next(iter(row.writes or row.reads), "").split(" (")[0]
+    place = row.operator.split()[0] if row.module == "contract" else row.source
+    line = f"{order} {shape_text(row.shape, '×')}".strip()
+    return Box(row.operator, line, row.family, row.facts, place)
+
+
+def alternative(found: Explanation) -> str:
+    """Return what a plan without a conversion would cost."""
+    if found.cost_without is None:
+        return "no plan does without it"
+    if found.cost_without == found.cost:
+        return "a plan without it costs the same"
+    return f"a plan without it costs {counted(found.cost_without, found.unit)}, not {found.cost:,}"
+
+
+def file_drawing(nodes: Iterable[FileNode]) -> Drawing:
+    """Return the drawing of a file. A conversion is a mark on edges, unless it reads another conversion."""
+    boxes: list[Box] = []
+    edges: list[Edge] = []
+    marks: dict[int, Mark] = {}
+    written: dict[str, tuple[int, int | None]] = {}  # of a node: the box that it is or reads, and its mark
+    for node in nodes:
+        reads = [written[name] for name in dict.fromkeys(node.reads)]
+        if node.converted_bytes is not None and [mark for _, mark in reads] == [None]:
+            written[node.name] = reads[0][0], len(marks)
+            reason = f"at {node.source}" if node.source else "inserted by the lowering"
+            facts = {**node.facts, "moves": f"{node.converted_bytes:,} bytes", "reason": reason}
+            marks[len(marks)] = Mark(node.converted_bytes, facts)
+            continue
+        written[node.name] = len(boxes), None
+        edges += [Edge(source, len(boxes), mark) for source, mark in reads]
+        boxes.append(_file_box(node))
+    return Drawing(tuple(boxes), tuple(edges), marks)
+
+
+def _file_box(node: FileNode) -> Box:
+    value = next((fact for title, fact in node.facts.items() if title.startswith(("output", "writes"))), "")
+    facts = {"at": node.source, "in": node.group, **node.facts}
+    if node.converted_bytes is not None:
+        facts["moves"] = f"{node.converted_bytes:,} bytes"
+    place = node.source or (node.operator if node.operator in ("input", "output") else "")
+    return Box(node.operator, value.split()[0] if value else "", "", facts, place, node.converted_bytes)
