@@ -142,6 +142,7 @@ MAY_IMPORT = {
     "explorer": {"text", "plans", "report", "executorch"},
     "demo": {"errors", "runtime"},
     "report": {
+        "errors",
         "text",
         "cpu",
         "algebra",

@@ -12,7 +12,7 @@ from torch import nn
 import dimorder
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.relation import AxedTensor
-from dimorder.report import plan_page as module
+from dimorder.report import drawing
 from dimorder.report.operator_rows import family_of
 from dimorder.report.plan_page import build, plan_page
 
@@ -121,7 +121,7 @@ def test_a_lowered_network_shows_its_error_and_seconds_and_a_plan_does_not(lower
 
 
 def test_beyond_the_largest_conversions_only_the_facts_are_given(lowered, monkeypatch):
-    monkeypatch.setattr(module, "EXPLAINED", 1)
+    monkeypatch.setattr(drawing, "EXPLAINED", 1)
     read = Page(plan_page(lowered))
     assert {f"conversion-{number}" for number in range(4)} <= set(read.ids)
     (explained,) = (row for row in build(lowered).conversions if row.explanation)

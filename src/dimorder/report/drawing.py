@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from dimorder.text import counted, shape_text
 
 if TYPE_CHECKING:
     from dimorder.executorch.file_graph import FileNode
+
+EXPLAINED = 12  # conversions with reasons
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,18 @@ def plan_drawing(plan: NetworkPlan, explanations: Mapping[int, Explanation]) -> 
         why = {"without it": alternative(reason), "advice": reason.advice} if reason else {}
         marks[number] = Mark(conversion.bytes, {**conversion.facts, **why})
     return Drawing(tuple(map(_plan_box, operator_rows(plan))), tuple(edges_of(plan)), marks)
+
+
+def explain_largest(
+    plan: NetworkPlan, progress: Callable[[str], None] = lambda step: None
+) -> dict[int, Explanation]:
+    """Return the reasons of the largest conversions of a plan, by number: each reason solves a plan anew."""
+    moved = [conversion.bytes for conversion in plan.conversions]
+    reasons = {}
+    for number in sorted(sorted(range(len(moved)), key=lambda i: -moved[i])[:EXPLAINED]):
+        progress(f"explaining conversion {number} of {len(moved)}")
+        reasons[number] = plan.explain(number)
+    return reasons
 
 
 def _plan_box(row: OperatorRow) -> Box:

@@ -13,13 +13,11 @@ from dimorder.lowered import Lowered
 from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion
 from dimorder.report import graph_section as graph
 from dimorder.report import parts
-from dimorder.report.drawing import alternative, plan_drawing
+from dimorder.report.drawing import alternative, explain_largest, plan_drawing
 from dimorder.report.operator_rows import FAMILIES, OperatorRow, operator_rows
 from dimorder.report.parts import bar, grid, row, section, size, strip, table
 from dimorder.targets.npu_report import NpuReport
 from dimorder.text import counted, shape_text
-
-EXPLAINED = 12  # conversions with reasons, largest first: each reason solves a plan anew
 
 
 def plan_page(
@@ -49,7 +47,7 @@ def plan_page(
 
 @dataclass(frozen=True)
 class ConversionRow:
-    """A conversion; `explanation` is None for those beyond the `EXPLAINED` largest."""
+    """A conversion; `explanation` is None for those beyond the largest."""
 
     number: int
     conversion: PlannedConversion
@@ -90,14 +88,10 @@ def build(
 
 
 def _conversion_rows(plan: NetworkPlan, progress: Callable[[str], None]) -> Iterator[ConversionRow]:
-    conversions = plan.conversions
+    conversions, reasons = plan.conversions, explain_largest(plan, progress)
     total = sum(conversion.bytes for conversion in conversions)
-    largest = sorted(range(len(conversions)), key=lambda i: -conversions[i].bytes)[:EXPLAINED]
     for number, conversion in enumerate(conversions):
-        if number in largest:
-            progress(f"explaining conversion {number} of {len(conversions)}")
-        explanation = plan.explain(number) if number in largest else None
-        yield ConversionRow(number, conversion, conversion.bytes / total, explanation)
+        yield ConversionRow(number, conversion, conversion.bytes / total, reasons.get(number))
 
 
 # The sections of the page
