@@ -75,6 +75,7 @@ MAY_IMPORT = {
     "eager": {"errors", "text", "cpu", "algebra"},
     "lowered": {
         "errors",
+        "text",
         "files",
         "contract",
         "ops",

@@ -30,6 +30,7 @@ from dimorder.runtime.program import bind_inputs
 from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.base import Artifact, Target
+from dimorder.text import notebook_html
 from dimorder.verification.verify import Run, Verified
 
 
@@ -149,8 +150,16 @@ class Lowered:
         return merge_programs([decompose(each) for each in folded], sizes)
 
     def __repr__(self) -> str:
+        return f"{self._summary}\n{self.plan}"
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: the size, the error, and the plan."""
+        return notebook_html(self._summary, [], ()) + self.plan._repr_html_()
+
+    @property
+    def _summary(self) -> str:
         size, error = f"{len(self.artifact.data):,} bytes", f"max_rel_error={self.max_rel_error:.1e}"
-        return f"Lowered for {self.plan.target}, {size}, {error}\n{self.plan}"
+        return f"Lowered for {self.plan.target}, {size}, {error}"
 
     def __call__(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; a `Program` is called in the same way.

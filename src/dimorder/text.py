@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 
 
 def columns(rows: Iterable[Sequence[str]], numbers: bool = False) -> list[str]:
@@ -38,3 +39,29 @@ def counted(value: int, unit: str) -> str:
     ('1 conversion', '2,000 bytes')
     """
     return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def html_table(rows: Iterable[Sequence[str]], titles: Sequence[str]) -> str:
+    """Return a table of texts in HTML.
+
+    >>> html_table([("x", "2 < 3")], ("name", "size"))
+    '<table><tr><th>name</th><th>size</th></tr><tr><td>x</td><td>2 &lt; 3</td></tr></table>'
+    """
+    cells = ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+NOTEBOOK_ROWS = 40  # of a table: a notebook shows the whole of it
+
+
+def notebook_html(text: str, rows: Sequence[Sequence[str]], titles: Sequence[str]) -> str:
+    """Return a text and a table as a notebook shows them, in the notebook's own colours.
+
+    >>> notebook_html("a < b", [], ("name",))
+    '<div style="overflow-x:auto"><pre>a &lt; b</pre></div>'
+    """
+    left = len(rows) - NOTEBOOK_ROWS
+    more = f"<p>and {left} more, with print</p>" if left > 0 else ""
+    table = html_table(rows[:NOTEBOOK_ROWS], titles) if rows else ""
+    return f'<div style="overflow-x:auto"><pre>{escape(text)}</pre>{table}{more}</div>'

@@ -65,7 +65,7 @@ class Browser:
             width=width,
             height=height,
             deviceScaleFactor=1,
-            mobile=width == PHONE,
+            mobile=False,  # else a page that is too wide makes the window wider
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

@@ -21,7 +21,7 @@ from dimorder.planning.problem import Conversion
 from dimorder.planning.solve import solve_without
 from dimorder.sizes.ranges import RangeProof
 from dimorder.sizes.symbolic_program import format_point
-from dimorder.text import counted, shape_text
+from dimorder.text import counted, notebook_html, shape_text
 
 _LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
@@ -251,13 +251,30 @@ class NetworkPlan:
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: the contract, the cost and its proof, and a table of conversions."""
+        facts = [conversion.facts for conversion in self.conversions]
+        rows = [(str(number), *each.values()) for number, each in enumerate(facts)]
+        *summary, count = self._summary()
+        return notebook_html(
+            "\n".join([*summary, *self._notes(), count]), rows, ("", *(facts[0] if facts else ()))
+        )
+
     def __str__(self) -> str:
+        lines = self._summary()
+        for number, conversion in enumerate(self.conversions):
+            lines += [f"  {number}  {conversion}".replace("\n", "\n   ")]
+        return "\n".join([*lines, *self._notes()])
+
+    # -- printing
+
+    def _summary(self) -> list[str]:
         certificate, problem = self.certificate, self.extracted.problem
         operators, configs = problem.size
         cost = ", ".join(map(counted, self.cost, self.units))
         verdict = "optimal" if certificate.optimal else "not proven optimal"
         bound = counted(certificate.lower_bound, self.units[0])
-        lines = [
+        return [
             *str(self.contract).splitlines(),
             f"target  {self.target}: {operators} operators, {configs} configurations",
             *([] if self.ranges is None else [f"sizes   {self.ranges.ranges}"]),
@@ -267,19 +284,16 @@ class NetworkPlan:
             *([] if self.ranges is None else [f"        {self.ranges}"]),
             f"conversions  {len(self.layout_plan.conversions) or 'none'}",
         ]
-        for number, conversion in enumerate(self.conversions):
-            lines += [f"  {number}  {conversion}".replace("\n", "\n   ")]
+
+    def _notes(self) -> list[str]:
         notes = {
             "row-major for want of a rule or a kernel": [f"{place}: {why}" for place, why in self.opaque],
             f"outside of what {self.target} computes": [f"{place}: {why}" for place, why in self.outside],
             "in float32, not in integers": [f"{place}: {why}" for place, why in self.float_islands],
             "cut across each other's dimensions, so kept in blocks": self.blocks,
         }
-        for title, places in notes.items():
-            lines += [title, *(f"  {place}" for place in places)] if places else []
-        return "\n".join(lines)
-
-    # -- printing
+        titled = [(title, *(f"  {place}" for place in places)) for title, places in notes.items() if places]
+        return [*itertools.chain(*titled)]
 
     def _plan_conversion(self, conversion: Conversion) -> PlannedConversion:
         info = self.extracted.buffers[conversion.buffer]

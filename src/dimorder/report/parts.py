@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from dimorder.report.colours import variables
+from dimorder.text import html_table
 
 _MAX_ROWS = 64  # of a strip: with more, modules are grouped one level higher
 
@@ -72,7 +73,7 @@ def _runs_of_modules(cells: Sequence[tuple[str, str, str]], levels: int) -> list
 
 def table(rows: Iterable[Sequence[str]], titles: Sequence[str]) -> str:
     """Return a table of texts."""
-    return grid((row(map(escape, each)) for each in rows), titles)
+    return f'<div class="scroll">{html_table(rows, titles)}</div>'
 
 
 def grid(rows: Iterable[str], titles: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dimorder.errors import UsageError
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.report.drawing import Drawing, explain_largest, file_drawing, plan_drawing
-from dimorder.text import columns, counted
+from dimorder.text import columns, counted, notebook_html
 
 if TYPE_CHECKING:
     from dimorder.executorch.file_graph import FileNode
@@ -69,6 +69,11 @@ class PlanComparison:
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the totals as JSON-ready data; the keys are stable."""
         return [{"name": side.name, **self.totals(number)} for number, side in enumerate(self.sides)]
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: the totals."""
+        names = [side.name for side in self.sides]
+        return notebook_html(" beside ".join(names), [*self.rows()], ("", *names))
 
     def __str__(self) -> str:
         head = ("", *(side.name for side in self.sides))

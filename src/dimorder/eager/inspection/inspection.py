@@ -23,7 +23,7 @@ from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, Findin
 from dimorder.eager.inspection.trace import record_calls
 from dimorder.eager.inspection.traced import TracedCall
 from dimorder.errors import DimorderError, UsageError
-from dimorder.text import shape_text
+from dimorder.text import notebook_html, shape_text
 
 ORDERS = ("channels_last", "contiguous")
 SHOWN = 8  # places in a failure
@@ -120,7 +120,25 @@ class Inspection:
     def __str__(self) -> str:
         return self.text()
 
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: the counts, and a table of the places."""
+        places = [(place, place.findings[0]) for place in self.places]
+        rows = [
+            (
+                *(f"{first.verdict} ×{len(place.findings)}", first.operator, first.place),
+                *(_join_names(place.modules), shape_text(first.shape), first.before, first.after),
+                *(f"{place.bytes:,}", f"{place.time_us:,.0f}", first.what_to_do),
+            )
+            for place, first in places
+        ]
+        return notebook_html("\n".join(self._summary()), rows, _COLUMNS)
+
     def _lines(self, colour: bool) -> Iterator[str]:
+        yield from self._summary()
+        for number, place in enumerate(self.places):
+            yield from format_group(number, place, colour)
+
+    def _summary(self) -> Iterator[str]:
         counts = Counter(found.verdict for found in self.findings)
         shapes = ", ".join(shape_text(shape, " x ") for shape in self.inputs) or "no tensors"
         yield f"network   {self.name}: {shapes}, {_IN_ORDER[self.order]}"
@@ -130,10 +148,9 @@ class Inspection:
             yield f"moved     {self.moved_bytes:,} bytes read in another order than they were written in"
         elif not any(place.findings[0].verdict in COSTLY for place in self.places):
             yield "moved     nothing: the order is kept throughout"
-        for number, place in enumerate(self.places):
-            yield from format_group(number, place, colour)
 
 
+_COLUMNS = ("verdict", "operator", "at", "in", "shape", "before", "after", "bytes", "µs", "what to do")
 _IN_ORDER = {"channels_last": "in channels-last", "contiguous": "row-major", None: "as it is"}
 
 
