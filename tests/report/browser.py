@@ -36,6 +36,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def call(self, method: str, **params: Any) -> Any:
         """Return the result of a command of the DevTools protocol."""
@@ -70,8 +71,9 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events = []
-        self.call("Page.navigate", url=path.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+        loader = self.call("Page.navigate", url=path.as_uri())["loaderId"]
+        loaded = {"name": "load", "loaderId": loader}
+        while not any(loaded.items() <= event.get("params", {}).items() for event in self.events):
             self.events.append(self._next())
 
     def evaluate(self, script: str) -> Any:

@@ -34,18 +34,26 @@ BENCH = Bench(
 )
 
 
-def widths(page: str) -> list[float]:
-    return [float(width) for width in re.findall(r"width:([\d.]+)%", page)]
+def widths(page: str, form: str) -> list[float]:
+    return [float(width) for width in re.findall(form, page)]
 
 
 def test_every_runtime_has_a_bar_by_its_time():
     page = bench_page(BENCH)
     read = Page(page)
     assert not re.search(r"https?:|<script|<link|<img|@import|url\(", page)
-    assert widths(page) == [12.5, 25, 100, 100, 100]  # the limit, ours, PyTorch; a kernel; an operator
+    assert widths(page, r'width="([\d.]+)%"') == [12.5, 25, 100]  # the limit, ours, PyTorch
+    assert widths(page, r'style="width:([\d.]+)%') == [100, 100]  # a kernel; an operator
+    assert "8.000 ms, ours / this 0.25" in read.text
     for text in ("2.000 ms", "8.000 ms", "1.000 ms", "0.25 (0.25 to 0.25)", "5.0 MB", "13.0 MB", "2e-06"):
         assert text in read.text
     assert read.classes.count("ours") == 1
+
+
+def test_the_spread_of_the_rounds_is_a_line_on_the_bar():
+    spread = replace(BENCH, rows=(replace(OURS, ms=(2.0, 3.0, 4.0)), BENCH.rows[1]), limit_ms=None)
+    lines = re.findall(r'<line x1="([\d.]+)%" x2="([\d.]+)%"', bench_page(spread))
+    assert lines == [("27.5", "47.5"), ("100.0", "100.0")]  # 2.2 to 3.8 of 8 ms
 
 
 def test_what_failed_is_there_with_the_reason():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from html import escape
 
 from dimorder.cpu import describe_machine
@@ -10,9 +12,14 @@ from dimorder.report import parts
 from dimorder.report.parts import bar, grid, row, section
 from dimorder.text import shape_text
 
+_BAR = 44  # pixels from one bar to the next
 _STYLE = """
-.ours td{font-weight:600}
-.ours .bar i{background:var(--conversion)}
+td{white-space:nowrap}.ours td{font-weight:600}
+.chart{display:block;width:100%;max-width:52rem;margin:.75rem 0 1.5rem}
+.chart text{font-size:.88rem;fill:var(--text)}.chart .value{text-anchor:end;fill:var(--soft)}
+.chart .own{fill:var(--conversion)}.chart .other{fill:var(--channels-last)}
+.chart .limit{fill:var(--row-major)}
+.chart line{stroke:var(--text);stroke-width:2}
 """
 
 
@@ -49,25 +56,52 @@ def _head(found: Bench, name: str) -> str:
 
 def _runtimes(found: Bench) -> str:
     timed = sorted((each for each in found.rows if each.ms), key=lambda each: each.median or 0.0)
-    most = max((each.median or 0.0 for each in timed), default=0.0)
-    rows = [_runtime(found, each, most) for each in timed]
-    if found.limit_ms and timed:
-        limit = ("the machine's limit", bar(found.limit_ms / most), _ms(found.limit_ms))
-        rows.insert(0, row([*limit, "", "", "", "", ""]))
+    rows = [row(map(escape, found.cells(each)), 'class="ours"' if each.is_ours else "") for each in timed]
     text = (
-        "Medians, from fastest to slowest. Below 1, ours takes less time; in brackets the interval of 95 %. "
-        "An error is in shares of an output's largest value, against PyTorch."
+        "Medians, from fastest to slowest, with a line from the first to the last decile of the rounds. "
+        "Below 1, ours takes less time; in brackets the interval of 95 %. An error is in shares of an "
+        "output's largest value, against PyTorch."
     )
-    titles = ("", "", "median", "ours / this", "made in", "file", "memory", "error")
+    titles = ("", "ms", "ours / this", "made in", "file", "memory", "error")
     failed = parts.table(((each.title, each.error) for each in found.rows if each.error), ("fails", "why"))
-    return section("Runtimes", text, grid(rows, titles) + (failed if len(timed) < len(found.rows) else ""))
+    chart = _chart(found, timed) if timed else ""
+    content = chart + grid(rows, titles) + (failed if len(timed) < len(found.rows) else "")
+    return section("Runtimes", text, content)
 
 
-def _runtime(found: Bench, timed: Timed, most: float) -> str:
-    title, _, *others = found.cells(timed)
-    median = timed.median or 0.0
-    cells = [escape(title), bar(median / most), _ms(median), *others]
-    return row(cells, 'class="ours"' if timed.is_ours else "")
+def _chart(found: Bench, timed: Sequence[Timed]) -> str:
+    """Return a chart with a bar for each runtime, and one for the machine's limit if it is known.
+
+    Lengths are shares of the width, so that the text keeps its size on a phone.
+    """
+    deciles = {each.name: (min(each.ms), max(each.ms)) for each in timed}
+    for each in timed:
+        if len(each.ms) > 1:
+            cuts = statistics.quantiles(each.ms, n=10, method="inclusive")
+            deciles[each.name] = cuts[0], cuts[-1]
+    most = max(last for _, last in deciles.values())
+    bars = (
+        [_bar("limit", "the machine's limit", _ms(found.limit_ms), found.limit_ms / most)]
+        if found.limit_ms
+        else []
+    )
+    for each in timed:
+        ratio = found.ratio(each)
+        value = _ms(each.median or 0.0) + (f", ours / this {ratio[0]:.2f}" if ratio else "")
+        first, last = (100 * cut / most for cut in deciles[each.name])
+        line = f'<line x1="{first:.1f}%" x2="{last:.1f}%" y1="27" y2="27"/>'
+        bars.append(
+            _bar("own" if each.is_ours else "other", each.title, value, (each.median or 0.0) / most, line)
+        )
+    drawn = "".join(f'<svg y="{_BAR * place}" height="{_BAR}">{bar}</svg>' for place, bar in enumerate(bars))
+    return f'<svg class="chart" role="img" aria-label="medians" height="{_BAR * len(bars)}">{drawn}</svg>'
+
+
+def _bar(kind: str, title: str, value: str, share: float, line: str = "") -> str:
+    return (
+        f'<text y="15">{escape(title)}</text><text class="value" x="100%" y="15">{escape(value)}</text>'
+        f'<rect class="{kind}" y="20" width="{100 * share:.1f}%" height="14" rx="3"/>{line}'
+    )
 
 
 def _kernels(timed: Timed) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dimorder.eager.inspection.findings import COSTLY, Finding
+from dimorder.eager.inspection.inspection import Inspection
+from dimorder.eager.inspection.traced import Kind, TracedCall
 from dimorder.plans.network_plan import Explanation, NetworkPlan
 from dimorder.report.operator_rows import OperatorRow, operator_rows
 from dimorder.report.plan_graph import Edge, edges_of
@@ -132,3 +136,48 @@ def _file_box(node: FileNode) -> Box:
         facts["moves"] = f"{node.converted_bytes:,} bytes"
     place = node.source or (node.operator if node.operator in ("input", "output") else "")
     return Box(node.operator, value.split()[0] if value else "", "", facts, place, node.converted_bytes)
+
+
+def inspection_drawing(found: Inspection) -> Drawing:
+    """Return the drawing of a run: the operators that are no views, by the order of what they wrote.
+
+    An edge leads to the operator that wrote last into the memory that is read.
+    """
+    findings: dict[int, list[Finding]] = {}
+    for finding in found.findings:
+        findings.setdefault(finding.call, []).append(finding)
+    boxes: list[Box] = []
+    edges: list[Edge] = []
+    writers: dict[int, int] = {}  # of a storage: the box that wrote into it last
+    for call in found.calls:
+        if call.is_view or not any(result.bytes for result in call.results):
+            continue
+        sources = dict.fromkeys(writers[x.storage] for x in call.operands if x.storage in writers)
+        edges += [Edge(source, len(boxes), None) for source in sources]
+        writers |= {result.storage: len(boxes) for result in call.results}
+        boxes.append(_call_box(call, findings.get(call.index, [])))
+    return Drawing(tuple(boxes), tuple(edges), {})
+
+
+def _call_box(call: TracedCall, findings: Sequence[Finding]) -> Box:
+    result = call.results[0]
+    costly = [each for each in findings if each.verdict in COSTLY]
+    facts = {
+        "at": Path(call.source).name,
+        "in": call.module,
+        "shape": shape_text(result.shape, " × "),
+        "reads": "; ".join(dict.fromkeys(x.order_name for x in call.operands if len(x.shape) > 2)),
+        "writes": result.order_name,
+        "time": f"{call.time_us:,.0f} µs",
+        "found": "; ".join(f"{each.verdict}: {each.before} → {each.after}" for each in findings),
+        "moves": f"{sum(each.bytes for each in costly):,} bytes" if costly else "",
+        "advice": "; ".join(dict.fromkeys(each.what_to_do for each in costly)),
+    }
+    line = f"{result.order_name} {shape_text(result.shape, '×')}"
+    finding = "\n".join(filter(None, [facts["found"], facts["advice"]])) if costly else ""
+    return Box(call.operator, line, kind_family(result.kind), facts, facts["at"], finding=finding)
+
+
+def kind_family(kind: Kind) -> str:
+    """Return the family of a traced value's order."""
+    return "permuted" if kind == "overlapping" else kind

@@ -79,15 +79,15 @@ for (const explorer of document.querySelectorAll(".explorer")) {
     choose(found[hit], true);
   });
 
-  // The conversions in program order, each once: on the first of its edges, and in one of the pictures.
-  const conversions = new Map();
+  // Conversions and findings in program order, each once: on the first of its edges, and in one of the pictures.
+  const marked = new Map();
   for (const [number, svg] of graphs.entries()) {
-    for (const each of svg.querySelectorAll(".badge, .node.conversion")) {
+    for (const each of svg.querySelectorAll(".badge, .node.conversion, .node.found")) {
       const again = number > 0 && each.classList.contains("shared");
-      if (!again && !conversions.has(each.dataset.about)) conversions.set(each.dataset.about, each);
+      if (!again && !marked.has(each.dataset.about)) marked.set(each.dataset.about, each);
     }
   }
-  const steps = [...conversions.values()].sort((a, b) => parseInt(a.dataset.slot) - parseInt(b.dataset.slot));
+  const steps = [...marked.values()].sort((a, b) => parseInt(a.dataset.slot) - parseInt(b.dataset.slot));
 
   for (const button of explorer.querySelectorAll("[data-zoom]")) {
     const factor = Number(button.dataset.zoom);

@@ -78,6 +78,8 @@ def graph_section(text: str, families: Sequence[str], *pictures: Picture) -> str
     keys = [f'<li><i class="cell {name}"></i>{name}</li>' for name in families if name in used]
     if len(pictures) > 1:
         keys += [f'<li><i class="mark {name}">0</i>{words}</li>' for name, words in _CONVERSIONS.items()]
+    if any(box.finding for picture in pictures for box in picture.drawing.boxes):
+        keys.append('<li><i class="cell finding"></i>lost, copied or mixed an order</li>')
     box = (
         f'<div class="tools">{_tools(pictures)}</div><ul class="legend">{"".join(keys)}</ul>'
         f'<div class="pictures">{shown}</div>'
@@ -89,13 +91,14 @@ _CONVERSIONS = {"": "conversion in one of them", "shared": "conversion in both"}
 
 
 def _tools(pictures: Sequence[Picture]) -> str:
-    count = sum(
-        each.drawing.conversion_count - (index and len(each.shared)) for index, each in enumerate(pictures)
-    )
+    findings = sum(bool(box.finding) for each in pictures for box in each.drawing.boxes)
+    both = len(pictures[-1].shared)  # counted once
+    count = findings + sum(each.drawing.conversion_count for each in pictures) - both
+    what = "finding" if findings else "conversion"
     steps = (
-        '<button data-step="-1" title="the conversion before">‹</button>'
-        f'<span class="place">{count} conversion{"s" * (count != 1)}</span>'
-        '<button data-step="1" title="the next conversion">›</button>'
+        f'<button data-step="-1" title="the {what} before">‹</button>'
+        f'<span class="place">{count} {what}{"s" * (count != 1)}</span>'
+        f'<button data-step="1" title="the next {what}">›</button>'
     )
     return (
         '<input class="find" type="search" placeholder="search: an operator, a file, an order" '

@@ -14,7 +14,9 @@ from dimorder.eager.inspection.compare import Comparison
 from dimorder.eager.inspection.findings import COSTLY, Finding
 from dimorder.eager.inspection.inspection import FindingGroup, Inspection
 from dimorder.eager.inspection.traced import TracedCall
+from dimorder.report import graph_section as graph
 from dimorder.report import parts
+from dimorder.report.drawing import inspection_drawing, kind_family
 from dimorder.report.parts import section, size, strip, table
 from dimorder.text import shape_text
 
@@ -61,10 +63,12 @@ def inspection_page(found: Inspection, title: str = "", comparison: Comparison |
     sections = [
         _head(found, name),
         _compared(comparison) if comparison else "",
+        _graph(found),
         _strip(found),
         _findings(found),
     ]
-    return parts.document(f"{name} · dimorder inspect", sections, _STYLE, _SCRIPT)
+    style, script = graph.style() + _STYLE, graph.script() + _SCRIPT
+    return parts.document(f"{name} · dimorder inspect", sections, style, script)
 
 
 def _head(found: Inspection, name: str) -> str:
@@ -92,6 +96,14 @@ def _compared(comparison: Comparison) -> str:
     return section("Both orders", whole, table(rows, ["region", "row-major", "ratio", "faster"]))
 
 
+def _graph(found: Inspection) -> str:
+    text = (
+        "The operators as they ran, without views, coloured by the order that they wrote. Hover for the "
+        "source line, and for what was lost and why."
+    )
+    return graph.graph_section(text, tuple(_FAMILIES), graph.Picture(inspection_drawing(found)))
+
+
 def _strip(found: Inspection) -> str:
     calls = [
         call for call in found.calls if call.results and len(call.results[0].shape) > 2 and not call.is_view
@@ -105,7 +117,7 @@ def _strip(found: Inspection) -> str:
         "not shown."
     )
     cells = [
-        (call.module or "(top)", _family(call.results[0].kind), _cell(call, by_call.get(call.index, [])))
+        (call.module or "(top)", kind_family(call.results[0].kind), _cell(call, by_call.get(call.index, [])))
         for call in calls
     ]
     return section("Operators", text, strip(cells, _FAMILIES))
@@ -120,11 +132,7 @@ def _cell(call: TracedCall, findings: Sequence[Finding]) -> str:
         f"<em>writes</em> {escape(result.order_name)}, <em>in</em> {call.time_us:,.0f} µs",
         *(escape(f"{f.verdict}: {f.before} → {f.after}") for f in findings),
     ]
-    return parts.cell(f"{_family(result.kind)}{' found' if costly else ''}", lines)
-
-
-def _family(kind: str) -> str:
-    return "permuted" if kind == "overlapping" else kind
+    return parts.cell(f"{kind_family(result.kind)}{' found' if costly else ''}", lines)
 
 
 def _findings(found: Inspection) -> str:
