@@ -12,13 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium; install it with: apt-get install chromium"
-)
-
 PHONE, DESKTOP = 390, 1280  # widths in pixels
 # What tells of a fault of the page, or of something that it asks of the network.
 _FAULTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")

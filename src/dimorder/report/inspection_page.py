@@ -36,18 +36,17 @@ background:var(--panel);border:1px solid var(--line);border-radius:.5rem}
 .card .bars{display:grid;grid-template-columns:auto 1fr auto;gap:0 .6rem;align-items:center;font-size:.85rem}
 .card .bars .time i{background:var(--channels-last)}
 """
-_SCRIPT = """
+_SCRIPT = """{
 const box = document.querySelector('.search'), cards = [...document.querySelectorAll('.card')];
-const shown = document.querySelector('.shown');
-box.addEventListener('input', () => {
+const count = document.querySelector('.shown');
+box?.addEventListener('input', () => {
   const words = box.value.toLowerCase().split(/\\s+/);
-  let count = 0;
   for (const card of cards) {
     card.hidden = !words.every(word => card.textContent.toLowerCase().includes(word));
-    count += !card.hidden;
   }
-  shown.textContent = `${count} of ${cards.length}`;
+  count.textContent = `${cards.filter(card => !card.hidden).length} of ${cards.length}`;
 });
+}
 """
 
 
