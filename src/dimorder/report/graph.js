@@ -52,7 +52,8 @@ for (const explorer of document.querySelectorAll(".explorer")) {
     }
     if (move) {
       const { e: x, f: y } = element.transform.baseVal.consolidate().matrix;
-      const width = Math.max(Math.min(view[2], 900), graphs[0].clientWidth / 1.5);
+      const pixels = graphs[0].clientWidth;
+      const width = Math.max(Math.min(view[2], 900, 1.2 * pixels), pixels / 1.5);
       const height = (width * graphs[0].clientHeight) / graphs[0].clientWidth;
       show([x - width / 2, y - height / 2, width, height]);
     }
