@@ -9,12 +9,12 @@ import dimorder
 from dimorder.report.bench_page import bench_page
 from dimorder.report.comparison_page import comparison_page
 from dimorder.report.inspection_page import inspection_page
-from dimorder.report.plan_comparison import compare_plans
+from dimorder.report.plan_comparison import Side, align_sides, compare_plans
 from dimorder.report.plan_page import plan_page
 from tests.report.browser import DESKTOP, PHONE
 from tests.report.test_bench_page import BENCH
 from tests.report.test_inspection_graph import Lossy
-from tests.report.test_plan_comparison import Corners, X
+from tests.report.test_plan_comparison import Corners, X, wide
 from tests.report.test_plan_page import Between
 
 NAMES = ["plan", "both", "inspection", "kept", "bench"]
@@ -59,6 +59,8 @@ def files(plans, inspected, tmp_path_factory):
         "kept": inspection_page(dimorder.inspect(torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 7))),
         "bench": bench_page(BENCH),
     }
+    large = align_sides(Side("one", wide(2000, 20), "none"), Side("other", wide(2000, 30), "none"))
+    pages["large"] = comparison_page(large)
     folder = tmp_path_factory.mktemp("pages")
     for name, page in pages.items():
         (folder / f"{name}.html").write_text(page)
@@ -165,3 +167,14 @@ def test_the_bars_of_a_bench_are_as_long_as_its_medians_and_its_texts_do_not_col
         })"""
     )
     assert len(gaps) == 3 and min(gaps) > 0
+
+
+def test_two_graphs_of_two_thousand_operators_are_searched_within_a_second(opened):
+    page = opened("large", DESKTOP)
+    said, details = page.evaluate(f"{SEARCH}('net.py:1999')")
+    assert said == "1 of 2000" and all("net.py:1999" in each for each in details)
+    before, after = (f"{when} = performance.now()" for when in ("window.before", "window.after"))
+    page.evaluate(f"{before}; {SEARCH}('net.py:19'); {after}")
+    assert page.evaluate("window.after - window.before") < 1000
+    page.evaluate(STEP)
+    assert page.evaluate("document.querySelector('.place').textContent") == "1 of 133"  # 100 + 67 - 34

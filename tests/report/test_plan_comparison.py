@@ -86,6 +86,8 @@ def test_the_page_has_both_graphs_and_the_totals_and_needs_nothing_from_elsewher
     for plan in plans.values():
         for number in range(len(plan.conversions)):
             assert plan.explain(number).advice in read.text
+    large = max(plans["by count"].conversions, key=lambda each: each.bytes)
+    assert f"<title>{large.from_order}\n{large.to_order}\n{large.bytes:,} bytes\n" in page
     badges = re.findall(r'<g class="badge( shared)?"', page)
     edges = sum(len(each.consumers) for plan in plans.values() for each in plan.layout_plan.conversions)
     assert len(badges) == edges and badges.count(" shared") == 2

@@ -1,1 +1,1 @@
-"""Render plans, inspections and benches as pages, in self-contained HTML of the same parts."""
+"""Render plans, comparisons, inspections and benches as pages, in self-contained HTML of the same parts."""

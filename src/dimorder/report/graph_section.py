@@ -15,6 +15,7 @@ from dimorder.report.drawing import Box, Drawing
 from dimorder.report.parts import section, size
 from dimorder.report.plan_graph import HEIGHT, WIDTH, Edge, GraphLayout, lay_out, svg_path
 
+_HOVER = ("before", "after", "moves", "reason", "advice")  # facts of a conversion
 _LETTERS = 22  # of a line in a box
 _GUIDE = "A column continues at the top of the next one. Turn the wheel to zoom, and drag to move."
 
@@ -172,12 +173,14 @@ def _badge(edge: Edge, picture: Picture, abouts: Mapping[int, str], layout: Grap
     assert number is not None
     placed = picture.slot_edge(edge)
     (x, y), (to_x, to_y) = layout.paths[placed][-2:]
-    moved = size(picture.drawing.marks[number].bytes)
+    mark = picture.drawing.marks[number]
+    label = f"{number} · {size(mark.bytes)}"
+    hover = "\n".join(mark.facts[title] for title in _HOVER if mark.facts.get(title))
     return (
         f'<g class="badge{_shared(number, picture)}" data-about="{abouts[number]}" '
         f'data-slot="{placed.source}-{placed.target}" '
-        f'transform="translate({(x + to_x) / 2:g} {(y + to_y) / 2:g})"><rect x="-38" y="-8" width="76" '
-        f'height="16" rx="8"/><text y="4">{number} · {moved}</text></g>'
+        f'transform="translate({(x + to_x) / 2:g} {(y + to_y) / 2:g})"><title>{escape(hover)}</title>'
+        f'<rect x="-38" y="-8" width="76" height="16" rx="8"/><text y="4">{label}</text></g>'
     )
 
 
