@@ -81,9 +81,9 @@ def _nodes(tables: Any, plan: Any, sources: SourceLines) -> Iterator[FileNode]:
     for number, call in enumerate(instructions(plan)):
         kernel = kernel_of(plan, call)
         tensors = [index for arg in call.args for index in tensors_of(plan, arg)]
-        results = tensors_of(plan, call.args[-1]) if kernel else [i for i in tensors if i not in written]
-        operands = [index for index in tensors if index not in results and index in written]
         if kernel:
+            results = tensors_of(plan, call.args[-1])
+            operands = [index for index in tensors if index not in results and index in written]
             node = FileNode(f"{number} {kernel}", kernel, source=sources(number, None))
             nodes, results_from = [node], dict.fromkeys(results, node.name)
             node.reads = [written[index] for index in operands]
@@ -95,10 +95,11 @@ def _nodes(tables: Any, plan: Any, sources: SourceLines) -> Iterator[FileNode]:
             if delegate.id == BACKEND_ID:
                 blob = delegate_blob(tables, delegate)
                 lines = functools.partial(sources, number)
-                nodes, results_from = _xnn_nodes(blob, group, [written[i] for i in operands], results, lines)
+                nodes, results_from = _xnn_nodes(blob, group, tensors, written, lines)
             else:
-                node = FileNode(f"{number} {group}", delegate.id, reads=[written[i] for i in operands])
-                nodes, results_from = [node], dict.fromkeys(results, node.name)
+                reads = [written[index] for index in tensors if index in written]
+                node = FileNode(f"{number} {group}", delegate.id, reads=reads)
+                nodes, results_from = [node], {i: node.name for i in tensors if i not in written}
         yield from nodes
         written |= results_from
     for place, index in enumerate(plan.outputs):
@@ -125,14 +126,19 @@ def _tensor_text(value: Any) -> str:
 def _xnn_nodes(
     blob: bytes,
     group: str,
-    operands: Sequence[str],
-    results: Sequence[int],
+    tensors: Sequence[int],
+    outside: Mapping[int, str],
     sources: Callable[[int], str],
 ) -> tuple[list[FileNode], dict[int, str]]:
-    """Return the nodes of an XNNPACK delegate, and the node that writes each of its results."""
+    """Return the nodes of an XNNPACK delegate, and the node that writes each of its results.
+
+    `tensors` are its operands, then its results. `outside` are the nodes that wrote them, none for constants.
+    """
     moved, graph = moved_bytes(blob, group), _xnn_graph(blob)
     values = {value["id_out"]: value for value in map(_xnn_tensor, graph["xvalues"])}
-    written = dict(zip(graph["input_ids"], operands, strict=True))
+    count = len(graph["input_ids"])
+    operands = zip(graph["input_ids"], tensors[:count], strict=True)
+    written = {value: outside[index] for value, index in operands if index in outside}
     nodes = []
     for number, (union, converted) in enumerate(zip(graph["xnodes"], moved, strict=True)):
         kind, fields = union["xnode_union_type"], union["xnode_union"]
@@ -146,7 +152,8 @@ def _xnn_nodes(
         node.facts |= {key: str(value) for key, value in fields.items() if key not in {*ids, *_HIDDEN}}
         written |= {value: node.name for key, value in ids.items() if key.startswith("output")}
         nodes.append(node)
-    return nodes, {index: written[value] for index, value in zip(results, graph["output_ids"], strict=True)}
+    results = zip(tensors[count:], graph["output_ids"], strict=True)
+    return nodes, {index: written[value] for index, value in results}
 
 
 def _xnn_graph(blob: bytes) -> Any:

@@ -1,0 +1,60 @@
+"""Test a .pte as a graph, with the lines that its operators come from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("executorch")
+
+from dimorder.executorch.file_graph import graph_of_file
+from dimorder.executorch.lowering_paths import stock
+from dimorder.executorch.stock_graph import stock_graph
+
+
+class Shared(nn.Module):
+    """Two delegates share a constant, so that both get it as an operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.randn(1, 3, 5, 7))
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cumsum(x * self.scale, 1)
+        return self.conv(x + self.scale)
+
+
+@pytest.fixture(scope="module")
+def exported():
+    return torch.export.export(Shared().eval(), (torch.randn(1, 3, 5, 7),))
+
+
+def test_a_constant_that_delegates_share_is_no_result_of_theirs(exported, tmp_path):
+    path = tmp_path / "stock.pte"
+    path.write_bytes(stock("xnnpack")(exported))
+    nodes = {node.name: node for node in graph_of_file(str(path))}
+    groups = {node.group for node in nodes.values() if node.group}
+    assert len(groups) == 2
+    kinds = [(node.operator, [nodes[name].operator for name in node.reads]) for node in nodes.values()]
+    assert kinds == [
+        ("input", []),
+        ("Multiply", ["input"]),
+        ("aten::cumsum.out", ["Multiply"]),
+        ("Add", ["aten::cumsum.out"]),
+        ("StaticTranspose", ["Add"]),
+        ("Conv2d", ["StaticTranspose"]),
+        ("StaticTranspose", ["Conv2d"]),
+        ("output", ["StaticTranspose"]),
+    ]
+    assert {node.source for node in nodes.values()} == {""}  # a file has no lines
+
+
+def test_lines_are_those_of_the_module_and_inserted_transposes_have_none(exported):
+    lines = {node.name.partition("/")[2] or node.name: node.source for node in stock_graph(exported)}
+    first = Shared.forward.__code__.co_firstlineno
+    assert lines["0 XNNMultiply"] == lines["1 aten::cumsum.out"] == f"test_file_graph.py:{first + 1}"
+    assert lines["0 XNNAdd"] == f"test_file_graph.py:{first + 2}"
+    assert lines["2 XNNConv2d"] == f"test_file_graph.py:{first + 2}, in conv"
+    assert lines["1 XNNStaticTranspose"] == lines["3 XNNStaticTranspose"] == ""
