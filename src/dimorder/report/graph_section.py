@@ -13,7 +13,7 @@ from pathlib import Path
 from dimorder.report.colours import COLOURS
 from dimorder.report.drawing import Box, Drawing
 from dimorder.report.parts import section, size
-from dimorder.report.plan_graph import HEIGHT, WIDTH, Edge, GraphLayout, lay_out, svg_path
+from dimorder.report.plan_graph import HEIGHT, PAGE_RATIO, WIDTH, Edge, GraphLayout, lay_out, svg_path
 
 _HOVER = ("before", "after", "moves", "reason", "advice")  # facts of a conversion
 _LETTERS = 22  # of a line in a box
@@ -73,7 +73,7 @@ def graph_section(text: str, families: Sequence[str], *pictures: Picture) -> str
     """
     edges = dict.fromkeys(picture.slot_edge(edge) for picture in pictures for edge in picture.drawing.edges)
     count = 1 + max((slot for picture in pictures for slot in picture.places), default=-1)
-    layout = lay_out(count, list(edges))
+    layout = lay_out(count, list(edges), PAGE_RATIO / len(pictures))
     shown = "".join(_picture(number, picture, layout) for number, picture in enumerate(pictures))
     used = {box.family for picture in pictures for box in picture.drawing.boxes}
     keys = [f'<li><i class="cell {name}"></i>{name}</li>' for name in families if name in used]

@@ -15,7 +15,7 @@ from dimorder.plans.network_plan import NetworkPlan
 WIDTH, HEIGHT = 150, 36  # of an operator's box, in the units of the picture
 _LANE, _LAYER, _GAP = 174, 62, 60  # distances between boxes, and between columns
 _FEWEST_LAYERS = 10  # of a column
-_PAGE = 1.7  # width over height of the picture
+PAGE_RATIO = 1.7  # width over height of the only picture of a page
 _MOST_LANES = 12  # that an edge goes aside to pass operators
 _SLOTS = 8  # edges that pass beside each other in one lane
 
@@ -58,8 +58,8 @@ class GraphLayout:
     height: float
 
 
-def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
-    """Return the layout of a graph with `count` operators in program order.
+def lay_out(count: int, edges: Sequence[Edge], ratio: float = PAGE_RATIO) -> GraphLayout:
+    """Return the layout of a graph with `count` operators in program order, about `ratio` as wide as high.
 
     >>> lay_out(2, [Edge(0, 1, None)]).nodes
     ((87.0, 31.0), (87.0, 93.0))
@@ -70,7 +70,7 @@ def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
     most = max(layers, default=0) + 1
     used = [*lanes, *(round(corridor.lane) for corridor in corridors.values())]
     lane_count = max(used, default=0) - min(used, default=0) + 1
-    rows = max(_FEWEST_LAYERS, math.ceil(math.sqrt(most * (lane_count * _LANE + _GAP) / _LAYER / _PAGE)))
+    rows = max(_FEWEST_LAYERS, math.ceil(math.sqrt(most * (lane_count * _LANE + _GAP) / _LAYER / ratio)))
     columns = _columns(layers, lanes, corridors, rows)
 
     def point(layer: int, lane: float) -> Position:
@@ -90,10 +90,21 @@ def lay_out(count: int, edges: Sequence[Edge]) -> GraphLayout:
 
 
 def _layers(count: int, edges: Sequence[Edge]) -> list[int]:
-    """Return for each operator the length of the longest path to it."""
+    """Return the layer of each operator: as late as what reads it allows, so that constants lie near.
+
+    The last layer is the length of the longest path.
+
+    >>> _layers(4, [Edge(0, 2, None), Edge(1, 3, None), Edge(2, 3, None)])
+    [0, 1, 1, 2]
+    """
     layers = [0] * count
+    readers: list[list[int]] = [[] for _ in range(count)]
     for edge in sorted(edges, key=lambda edge: edge.target):
         layers[edge.target] = max(layers[edge.target], layers[edge.source] + 1)
+        readers[edge.source].append(edge.target)
+    for source in reversed(range(count)):
+        if readers[source]:
+            layers[source] = min(layers[target] for target in readers[source]) - 1
     return layers
 
 
