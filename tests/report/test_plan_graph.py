@@ -53,6 +53,14 @@ def test_an_edge_into_the_next_column_goes_up_through_the_gap():
     assert re.fullmatch(r"M\S+ \S+C[^CL]+L\S+ \S+C[^CL]+", svg_path(layout.paths[chain[turn]]))
 
 
+def test_constants_lie_just_before_what_reads_them():
+    chain = [Edge(i, i + 1, None) for i in range(7)]
+    constant = [Edge(8, 9, None), Edge(9, 10, None), Edge(7, 10, None)]
+    layout = lay_out(11, [*chain, *constant])
+    heights = [y for _, y in layout.nodes]
+    assert heights[9] == heights[7] and heights[8] == heights[6] > heights[0]
+
+
 def test_a_state_leads_back_to_what_reads_it():
     plan = dimorder.plan(StreamingConv1d(3, 8, 5), (torch.randn(2, 3, 4),), target="xnnpack")
     edges = list(edges_of(plan))

@@ -90,20 +90,23 @@ def lay_out(count: int, edges: Sequence[Edge], ratio: float = PAGE_RATIO) -> Gra
 
 
 def _layers(count: int, edges: Sequence[Edge]) -> list[int]:
-    """Return the layer of each operator: as late as what reads it allows, so that constants lie near.
+    """Return for each operator the length of the longest path to it.
 
-    The last layer is the length of the longest path.
+    What does not depend on the first operator, such as constants, lies just before what reads it.
 
-    >>> _layers(4, [Edge(0, 2, None), Edge(1, 3, None), Edge(2, 3, None)])
+    >>> _layers(4, [Edge(0, 1, None), Edge(1, 3, None), Edge(2, 3, None)])
     [0, 1, 1, 2]
     """
     layers = [0] * count
+    depends = {0}
     readers: list[list[int]] = [[] for _ in range(count)]
     for edge in sorted(edges, key=lambda edge: edge.target):
         layers[edge.target] = max(layers[edge.target], layers[edge.source] + 1)
         readers[edge.source].append(edge.target)
+        if edge.source in depends:
+            depends.add(edge.target)
     for source in reversed(range(count)):
-        if readers[source]:
+        if readers[source] and source not in depends:
             layers[source] = min(layers[target] for target in readers[source]) - 1
     return layers
 
