@@ -50,6 +50,8 @@ class Capabilities:
             as matmuls.
         in_parts: Operators of `ops.parts` that are written in simpler operators, because the target lacks
             them.
+        in_float32: Wider types that the target computes in float32. Verification shows whether that is
+            enough for a network.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -63,6 +65,7 @@ class Capabilities:
     heads: HeadLimits | None = None
     fixed_resizes: bool = False
     in_parts: frozenset[Any] = frozenset()
+    in_float32: frozenset[torch.dtype] = frozenset()
 
     def __post_init__(self) -> None:
         unknown = frozenset().union(*self.implementations) - IMPLEMENTATIONS

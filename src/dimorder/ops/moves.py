@@ -98,19 +98,46 @@ def expand(n: Tracer, x: Value, shape: Sequence[int], implicit: bool = False) ->
     return x if tuple(sizes) == old else n.emit(aten.expand.default, x, sizes)
 
 
-def _as_strided(
-    n: Tracer, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> Value:
-    dense = [math.prod(size[i + 1 :]) for i in range(len(size))]
-    moved = [(s, d) for s, d, extent in zip(stride, dense, size, strict=True) if extent != 1]
-    row_major = not offset and all(s == d for s, d in moved) and n.node.args[0].meta["val"].is_contiguous()
-    if row_major and math.prod(size) == math.prod(shape_of(x)):
-        return view(n, x, size)
+def _places(
+    n: Tracer, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> torch.Tensor:
+    """Return the place of each element that strides select in the row-major memory of x."""
+    places = torch.full([1] * len(size), offset or 0)
+    for d, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        places = places + (torch.arange(extent) * step).reshape(
+            [-1 if e == d else 1 for e in range(len(size))]
+        )
+    memory = n.node.args[0].meta["val"]
+    is_whole = memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
+    if is_whole and memory.is_contiguous() and places.amax() < math.prod(shape_of(x)):
+        return places
     raise UnsupportedError(
         "aten.as_strided",
         f"sizes {list(size)}, strides {list(stride)} read memory directly",
         "write it as view, permute or slice",
     )
+
+
+def _as_strided(
+    n: Tracer, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Value:
+    places = _places(n, x, size, stride, offset).reshape(-1)
+    if torch.equal(places, torch.arange(math.prod(shape_of(x)))):
+        return view(n, x, size)
+    return view(n, n.write(aten.index_select.default, view(n, x, [-1]), 0, places), size)
+
+
+def _as_strided_scatter(
+    n: Tracer,
+    x: Value,
+    source: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> Value:
+    places = _places(n, x, size, stride, offset).reshape(-1)
+    written = n.write(aten.index_put.default, view(n, x, [-1]), [places], view(n, source, [-1]))
+    return view(n, written, shape_of(x))
 
 
 def _filled_like(fill: float) -> Callable[..., Value]:
@@ -220,6 +247,8 @@ OPERATORS = (
     spelling(_flatten, aten.flatten.using_ints),
     spelling(_unflatten, aten.unflatten.int),
     spelling(_as_strided, aten.as_strided.default),
+    spelling(_as_strided_scatter, aten.as_strided_scatter.default),
     spelling(_filled_like(0), aten.new_zeros.default, aten.zeros_like.default),
     spelling(_filled_like(1), aten.new_ones.default, aten.ones_like.default),
+    spelling(lambda n, x, fill, **given: _filled_like(fill)(n, x, **given), aten.full_like.default),
 )

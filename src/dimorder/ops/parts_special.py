@@ -101,6 +101,11 @@ def _ldexp(x: Tensor, power: Tensor) -> Any:
     return x * torch.exp2(power.to(torch.float32))
 
 
+def _float_power(x: Any, exponent: Any) -> Tensor:
+    x, exponent = (each.double() if isinstance(each, Tensor) else each for each in (x, exponent))
+    return torch.pow(x, exponent)
+
+
 # -- logarithms and exponentials
 
 
@@ -265,6 +270,9 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.lerp.Tensor: lambda x, y, weight: torch.where(
         weight.abs() < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight)
     ),
+    **{
+        getattr(aten.float_power, name): _float_power for name in ("Tensor_Tensor", "Scalar", "Tensor_Scalar")
+    },
     aten.logit.default: _logit,
     **{getattr(aten.xlogy, name): _xlogy for name in ("Tensor", "Scalar_Self", "Scalar_Other")},
     aten.special_xlog1py.default: _xlog1py,

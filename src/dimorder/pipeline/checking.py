@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 from dimorder.capture.captured import Captured
 from dimorder.capture.force_cond_branches import Choices, branch_choices, force_captured, force_physical
 from dimorder.contract import Contract
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import as_function
-from dimorder.graph.nodes import EXPORTED, origin_of
+from dimorder.graph.nodes import EXPORTED, origin_of, tensors_in
 from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Source
 from dimorder.pipeline.variants import Variant
@@ -75,7 +75,26 @@ class Checks:
             planned: its plan.
             target: the target.
             runs: whether the artifact itself is run. If not, what it computes by other means is compared.
+
+        Raises:
+            UnsupportedError: if the network needs a type that the target computes in float32.
+            VerificationError: if an output is farther off than rounding explains.
         """
+        try:
+            return self._compare_artifact(artifact, physical, planned, target, runs)
+        except VerificationError as error:
+            nodes = physical.program.graph.nodes
+            types = {each.dtype for node in nodes for each in tensors_in(node.meta.get("val"))}
+            needed = ", ".join(map(str, types & target.capabilities.in_float32))
+            if not needed:
+                raise
+            found = f"{error.found}; the target computes {needed} in float32"
+            fix = "let float32 be enough: smaller numbers, or .float(); or lower it for target torch"
+            raise UnsupportedError(error.where, found, fix) from error
+
+    def _compare_artifact(
+        self, artifact: Artifact, physical: PhysicalProgram, planned: NetworkPlan, target: Target, runs: bool
+    ) -> float:
         errors, started = [0.0], artifact.start() if runs else artifact.reference_run
         for check in self._checks(planned.contract):
             emitted, run = artifact, started

@@ -22,6 +22,9 @@ from dimorder.graph.tracing import HALVES
 from dimorder.physical.fuse_quantized import KernelRule
 
 aten = torch.ops.aten
+_IN_FLOAT32 = HALVES | {
+    torch.float64
+}  # the types of calls that are computed in float32, if a target has them
 
 
 class Dense(Protocol):
@@ -120,8 +123,8 @@ class Row:
     kernel: KernelRule = None
 
     def is_widened(self, arguments: Arguments) -> bool:
-        """Return whether a half-precision call is computed in float32."""
-        return not HALVES.isdisjoint(arguments.floats) and not self.halves(arguments)
+        """Return whether a call in half precision or float64 is computed in float32."""
+        return not _IN_FLOAT32.isdisjoint(arguments.floats) and not self.halves(arguments)
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,7 @@ def _viewed(writer: Any, result: Any, shape: Sequence[int]) -> View[Any] | list[
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
+    return torch.float32 if dtype in _IN_FLOAT32 else dtype
 
 
 def results(node: Node) -> list[Tensor]:

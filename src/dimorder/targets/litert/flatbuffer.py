@@ -29,10 +29,12 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.int32: "INT32",
         torch.bool: "BOOL",
         torch.float16: "FLOAT16",
+        torch.float64: "FLOAT64",
         torch.int8: "INT8",
         torch.uint8: "UINT8",
     }
 )
+CAST_ONLY = frozenset((torch.float16, torch.float64))  # floats in which no kernel computes anything but casts
 # The options of the operators whose class in the schema is not the operator's name in camel case.
 _OPTIONS: Mapping[str, str] = MappingProxyType(
     {

@@ -206,11 +206,11 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.slice.Tensor: Row(_slice, _check_slice, integers=True),
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
         aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape), integers=True),
+        aten._to_copy.default: Row(
+            lambda w, a: cast(w, w.dense(a.self), a.dtype), halves=lambda a: torch.float64 not in a.floats
+        ),
         aten.flip.default: Row(_flip, _check_flip, integers=True),
         aten.diagonal.default: _moved(aten.diagonal.default),
-        aten.full_like.default: Row(
-            lambda w, a: w.constant(torch.full(a.shape, a.fill_value, dtype=a.dtype))
-        ),
         aten.permute.default: Row(_permute, relabel=True, integers=True),
         aten.view.default: Row(_view, relabel=True, integers=True),
         aten.clone.default: Row(_clone, relabel=True, integers=True),

@@ -289,6 +289,10 @@ def absolute(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
 _OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
 
 
+def _pow(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    return w.elementwise("POW", *(value(w, each, a.dtype) for each in (a.self, a.exponent)))
+
+
 def _clamp(target: Any) -> Row:
     def build(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
         low, high = CLAMP_BOUNDS[target](vars(a))
@@ -342,10 +346,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         **{name: _binary(kind2("MINIMUM"), _check_type) for name in (aten.minimum.default, aten.min.other)},
         aten.atan2.default: _binary(atan2, check_float),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent)),
-        aten.pow.Tensor_Tensor: Row(
-            lambda w, a: w.elementwise("POW", *(value(w, each, a.dtype) for each in (a.self, a.exponent))),
-            check_float,
-        ),
+        **{name: Row(_pow, check_float) for name in (aten.pow.Tensor_Tensor, aten.pow.Scalar)},
         aten.abs.default: _unary(absolute, check_number),
         aten.neg.default: _unary(kind1("NEG"), check_number),
         aten.square.default: _unary(lambda w, x: mul(w, x, x)),
@@ -395,6 +396,5 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             lambda w, x, a: w.elementwise("LEAKY_RELU", x, alpha=float(a.negative_slope))
         ),
         dimorder.prelu_last.default: Row(_prelu),
-        aten._to_copy.default: Row(lambda w, a: cast(w, w.dense(a.self), a.dtype), halves=lambda a: True),
     }
 )

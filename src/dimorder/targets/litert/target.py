@@ -152,6 +152,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         in_parts=frozenset(PARTS),
+        in_float32=frozenset({torch.float64}),
     )
     return Target(
         "litert",

@@ -20,7 +20,14 @@ from dimorder.graph.quantized import Integers, IntegerType
 from dimorder.targets.graph_writer import broadcast_within, merge_broadcast
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
-from dimorder.targets.litert.flatbuffer import CALLS_FIRST, MAX_RANK, TfLiteGraph, TfLiteNode, TfLiteTensor
+from dimorder.targets.litert.flatbuffer import (
+    CALLS_FIRST,
+    CAST_ONLY,
+    MAX_RANK,
+    TfLiteGraph,
+    TfLiteNode,
+    TfLiteTensor,
+)
 from dimorder.targets.litert.integer_writer import F32, LiteRtValue, TfLiteIntegerWriter
 from dimorder.targets.litert.integers import CONVERTS, MOVES
 from dimorder.targets.litert.passes import fuse_clamps
@@ -52,7 +59,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         self._outputs: dict[str, str] = {}
         self._variables: dict[str, tuple[str, LiteRtValue]] = {}  # by name: the handle, the initial value
         self._constants: dict[tuple[Any, ...], str] = {}
-        self._wide: dict[str, LiteRtValue] = {}  # by float16 tensor: the same value in float32
+        self._wide: dict[str, LiteRtValue] = {}  # by float16 or float64 tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -119,13 +126,13 @@ class LiteRtWriter(TfLiteIntegerWriter):
         """Return a constant of int32: sizes, starts, paddings or dimensions."""
         return self.constant(torch.tensor(list(sizes), dtype=torch.int32))
 
-    # -- half precision ------------------------------------------------------------------------------------
+    # -- half precision and float64 --------------------------------------------------------------------------
 
     def widened(self, operand: Any) -> Any:
-        """Return an operand in float32, in which all of a float16 program is computed."""
+        """Return an operand in float32, in which all of a program in float16 or float64 is computed."""
         if isinstance(operand, torch.Tensor):
-            return operand.float() if operand.dtype == torch.float16 else operand
-        if not isinstance(operand, View) or operand.value.dtype != torch.float16:
+            return operand.float() if operand.dtype in CAST_ONLY else operand
+        if not isinstance(operand, View) or operand.value.dtype not in CAST_ONLY:
             return operand
         value = operand.value
         if value.tensor not in self._wide:
@@ -134,7 +141,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
 
     def narrowed(self, view: View[LiteRtValue], dtype: torch.dtype) -> View[LiteRtValue]:
         """Convert a result that was computed in float32 to its own type. A reader gets the original value."""
-        if dtype != torch.float16:
+        if dtype not in CAST_ONLY:
             return view
         value = self.elementwise("CAST", view.value, dtype=dtype)
         self._wide[value.tensor] = view.value
