@@ -173,7 +173,7 @@ def _normal_form(
 ) -> Captured:
     """Trace the program again in the normal form's spellings."""
     parts = partial(parts_of, names=in_parts)
-    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, parts)
+    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None or target in in_parts, parts)
     env, names, state = _bind_inputs(tracer, exported)
     sliced, constants = dict[torch.fx.Node, Value](), dict[str, Value]()
     known = ChainMap(sliced, env)

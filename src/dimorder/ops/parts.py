@@ -10,8 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.tracing import HALVES, Value
+from dimorder.ops.parts_bits import BITS
 from dimorder.ops.parts_gamma import GAMMA
+from dimorder.ops.parts_grid import GRIDS
 from dimorder.ops.parts_indexed import INDEXED
+from dimorder.ops.parts_linalg import LINALG
 from dimorder.ops.parts_normalization import NORMALIZED
 from dimorder.ops.parts_sorted import SORTED
 from dimorder.ops.parts_special import SPECIAL
@@ -20,7 +23,7 @@ aten = torch.ops.aten
 
 # Each operator's function in plain torch. It returns NotImplemented for a call that stays as it is.
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {**SPECIAL, **GAMMA, **INDEXED, **SORTED, **NORMALIZED}
+    {**SPECIAL, **GAMMA, **INDEXED, **SORTED, **NORMALIZED, **LINALG, **BITS, **GRIDS}
 )
 
 

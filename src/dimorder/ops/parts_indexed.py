@@ -208,6 +208,129 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return (place.unsqueeze(1) == torch.arange(bins, dtype=torch.float32)).sum(0).to(torch.float32)
 
 
+# -- histograms and segments
+
+
+def _histogram_edges(x: Tensor, bins: int, between: Sequence[float] | None) -> Tensor:
+    if between is not None:
+        low, high = torch.full((), between[0]), torch.full((), between[1])
+    else:
+        low, high = x.amin(), x.amax()
+    is_flat = low == high
+    low, high = torch.where(is_flat, low - 0.5, low), torch.where(is_flat, high + 0.5, high)
+    return torch.linspace(low, high, bins + 1)
+
+
+def _in_bins(x: Tensor, edges: Tensor) -> Tensor:
+    """Return for each element of a row which bin has it; the last edge belongs to the last bin."""
+    bins = edges.shape[0] - 1
+    place = (_bisected(edges, x, True) - 1).clamp(max=bins - 1)
+    place = torch.where((x >= edges[0]) & (x <= edges[-1]), place, -1)
+    return (place.unsqueeze(-1) == torch.arange(bins)).to(torch.float32)
+
+
+def _counted(points: Tensor, edges: Sequence[Tensor], weight: Tensor | None, density: bool) -> Any:
+    """Return the weights of the points, which are rows, in each box between the edges of each column."""
+    sizes = [len(each) - 1 for each in edges]
+    if points.dtype != torch.float32 or points.shape[0] * math.prod(sizes) > MOST_PAIRS:
+        return NotImplemented
+    total = torch.ones(points.shape[0], 1) if weight is None else weight.reshape(-1, 1)
+    for column, each in enumerate(edges):
+        total = (total.unsqueeze(-1) * _in_bins(points[:, column], each).unsqueeze(1)).flatten(1)
+    found = total.sum(0)
+    if density:
+        volume = torch.ones(1)
+        for each in edges:
+            volume = (volume.unsqueeze(-1) * (each[1:] - each[:-1])).reshape(-1)
+        found = found / (found.sum() * volume)
+    return found.reshape(sizes)
+
+
+def _histogram(
+    x: Tensor,
+    bins: int | Tensor = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:
+    edges = bins if isinstance(bins, Tensor) else _histogram_edges(x, bins, range)
+    found = _counted(x.reshape(-1, 1), [edges], weight, density)
+    return found if found is NotImplemented else (found, edges.clone())
+
+
+def _histogramdd_edges(
+    x: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> list[Tensor]:
+    points = x.flatten(0, -2)
+    return [
+        _histogram_edges(points[:, i], each, None if range is None else range[2 * i : 2 * i + 2])
+        for i, each in enumerate(bins)
+    ]
+
+
+def _histogramdd_of_counts(
+    x: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:
+    return _counted(x.flatten(0, -2), _histogramdd_edges(x, bins, range=range), weight, density)
+
+
+def _histogramdd_of_edges(
+    x: Tensor, bins: Sequence[Tensor], *, weight: Tensor | None = None, density: bool = False
+) -> Any:
+    return _counted(x.flatten(0, -2), bins, weight, density)
+
+
+_SEGMENTS: Mapping[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = MappingProxyType(
+    {  # where nothing is, how rows are reduced, and how with an initial value
+        "sum": (0.0, torch.sum, torch.add),
+        "mean": (0.0, torch.sum, torch.add),
+        "prod": (1.0, torch.prod, torch.mul),
+        "max": (-math.inf, torch.amax, torch.maximum),
+        "min": (math.inf, torch.amin, torch.minimum),
+    }
+)
+
+
+def _segment_reduce(
+    x: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Any:
+    if offsets is not None:
+        starts, ends = offsets[..., :-1], offsets[..., 1:]
+    elif lengths is not None:
+        ends = torch.cumsum(lengths, -1)
+        starts = ends - lengths
+    if (lengths is None and offsets is None) or x.numel() * starts.shape[-1] > MOST_PAIRS:
+        return NotImplemented
+    none, reduced, combined = _SEGMENTS[reduce]
+    places, inner = torch.arange(x.shape[axis]), [1] * (x.dim() - axis - 1)
+    within = torch.logical_and(places >= starts.unsqueeze(-1), places < ends.unsqueeze(-1))
+    y = reduced(torch.where(within.reshape(*within.shape, *inner), x.unsqueeze(axis), none), axis + 1)
+    y = y if initial is None else combined(y, torch.full((), initial))
+    if reduce != "mean":
+        return y
+    counts = (ends - starts).to(x.dtype).reshape(*ends.shape, *inner)
+    return torch.where(counts > 0, y / counts, math.nan if initial is None else y)
+
+
 def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Any:
     if not x.dim() or x.numel() * size > MOST_PAIRS:
         return NotImplemented
@@ -241,6 +364,12 @@ INDEXED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.bucketize.Tensor: _bucketize,
         aten.repeat_interleave.Tensor: _repeat_interleave,
         aten.histc.default: _histc,
+        aten.histogram.bin_ct: _histogram,
+        aten.histogram.bins_tensor: _histogram,
+        aten._histogramdd_bin_edges.default: _histogramdd_edges,
+        aten._histogramdd_from_bin_cts.default: _histogramdd_of_counts,
+        aten._histogramdd_from_bin_tensors.default: _histogramdd_of_edges,
+        aten.segment_reduce.default: _segment_reduce,
         aten.nonzero_static.default: _nonzero_static,
     }
 )

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -112,6 +111,18 @@ def _length_of_number(
     return torch.linalg.vector_norm(x.reshape(1), power)
 
 
+def _linalg_norm(
+    x: Tensor,
+    order: float | str,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Write the norm of a matrix: `ops.moments` spells that of a vector."""
+    return torch.linalg.matrix_norm(x, order, dim or (-2, -1), keepdim, dtype=dtype)
+
+
 def _dist(x: Tensor, y: Tensor, p: float = 2) -> Any:
     return torch.linalg.vector_norm(x - y, p) if x.dtype == y.dtype == torch.float32 else NotImplemented
 
@@ -206,16 +217,6 @@ def _read_places(
     return torch.where(is_inside, place, math.prod(sizes)).reshape(-1)
 
 
-_REFLECTED = 2  # padding, which torch's decomposition computes in int8
-
-
-def _grid_sampler(
-    x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align_corners: bool = False
-) -> Any:
-    write = decomposition_table[aten.grid_sampler_2d.default]
-    return NotImplemented if padding == _REFLECTED else write(x, grid, mode, padding, align_corners)
-
-
 NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.native_layer_norm.default: _native_layer_norm,
@@ -224,11 +225,12 @@ NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.native_batch_norm.default: _native_batch_norm,
         aten.batch_norm.default: _batch_norm,
         aten.linalg_vector_norm.default: _length_of_number,
+        aten.linalg_norm.default: _linalg_norm,
+        aten.linalg_norm.ord_str: _linalg_norm,
         aten.dist.default: _dist,
         aten._cdist_forward.default: _cdist,
         aten.native_dropout_backward.default: _dropout_backward,
         aten._trilinear.default: _trilinear,
         aten.convolution.default: _convolution,
-        aten.grid_sampler_2d.default: _grid_sampler,
     }
 )

@@ -121,7 +121,7 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
         count = sum(argument.name.startswith("scales") for argument in target._schema.arguments)
         given = len(target._schema.arguments) - 2 - count
         aligned, factors = rest[:given], rest[given:]
-        if not any(factors):
+        if not any(factors) or any(aligned):  # between aligned corners no factor counts
             return n.write(vec, x, list(size), *aligned, None)
         whole = zip(shape_of(x)[2:], factors, size, strict=True)
         if all(factor and int(old * factor) == new for old, factor, new in whole):

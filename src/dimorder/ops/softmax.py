@@ -9,7 +9,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of
-from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
@@ -145,14 +145,26 @@ def _plain_along(name: Any) -> Spell:
     return spell
 
 
+def _plain_running(name: Any) -> Spell:
+    """Return the spelling of a running sum or product: of one element it is that element."""
+
+    def spell(n: Tracer, x: Value, dim: int, **given: torch.dtype | None) -> Value:
+        if shape_of(x) and shape_of(x)[dim] != 1:
+            return n.emit(name, x, dim, **given)
+        own = dtype_of(x) if dtype_of(x).is_floating_point else torch.int64
+        return n.write(aten._to_copy.default, x, dtype=given.get("dtype") or own)
+
+    return spell
+
+
 def _running(name: Any, combine: Any, neutral: float) -> Operator:
     parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine, aten._to_copy.default)
     implementations = (
         Implementation("one dim", "*", _cumulative, (name,)),
         Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
     )
-    relate = in_index_order(_relate_along, "k")
-    return Operator((name,), relate, implementations, plain=("one dim",), elements=Elements.MIXES)
+    relate, spell = in_index_order(_relate_along, "k"), _plain_running(name)
+    return Operator((name,), relate, implementations, spell, plain=("one dim",), elements=Elements.MIXES)
 
 
 _SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.targets.cases import Case, Y, aten, r
+from tests.targets.litert import linalg_cases
 
 I = torch.tensor([[[4, 0, 2, 2, 6, 1, 3], [1, 4, 0, 3, 2, 5, 2], [0, 3, 3, 1, 4, 2, 6]]]) % 5  # noqa: E741
 B = Y > 0.3
@@ -16,6 +17,21 @@ EDGES = torch.sort(r(2, 5, 9)).values
 EACH = torch.tensor([2, 0, 3, 1])
 
 CASES: dict[str, Case] = {
+    **linalg_cases.CASES,
+    "in parts: bits": (
+        lambda x, y: (*torch.frexp(x), torch.nextafter(x, y), torch.nextafter(y, x)),
+        (Y.relu(), r(7)),
+        (),
+    ),
+    "in parts: powers in float64": (
+        lambda x, y: (
+            torch.float_power(x.sigmoid() + 0.5, y.tanh()),
+            torch.float_power(x, 3),
+            torch.float_power(2.5, y.tanh()),
+        ),
+        (Y, r(7)),
+        (),
+    ),
     "in parts: hyperbolic": (
         lambda x, y, z: (torch.asinh(x * 3), torch.atanh(y * 2 - 1), torch.acosh(z + 0.5)),
         (Y, BETWEEN, ABOVE),
@@ -169,6 +185,26 @@ CASES: dict[str, Case] = {
         (EDGES, Y, EDGES[0, 0]),
         (),
     ),
+    "in parts: histograms": (
+        lambda x, e, w: (
+            *torch.histogram(x, 5),
+            *torch.histogram(x, 4, range=(-0.5, 1.0), weight=w, density=True),
+            *torch.histogram(x, e),
+            *torch.histogramdd(x[..., :2], [3, 4])[:1],
+            torch.histogramdd(x[..., :2], [e, e[2:] - 0.5], weight=w[..., 0])[0],
+        ),
+        (Y, EDGES[0, 0], BETWEEN),
+        (),
+    ),
+    "in parts: segments": (
+        lambda x, n, m: (
+            *(torch.segment_reduce(x, how, lengths=n, axis=1) for how in ("sum", "max", "prod")),
+            torch.segment_reduce(x, "mean", lengths=m, axis=1),
+            torch.segment_reduce(x, "min", offsets=torch.cumsum(n, 1), axis=1, initial=0.5),
+        ),
+        (r(2, 7, 3), torch.tensor([[0, 3, 1, 3], [0, 2, 5, 0]]), torch.tensor([[2, 5], [4, 3]])),
+        (),
+    ),
     "in parts: counts": (
         lambda n, b: (
             torch.repeat_interleave(n, output_size=6),
@@ -247,9 +283,18 @@ CASES: dict[str, Case] = {
         lambda x, g: (
             F.grid_sample(x, g, align_corners=False),
             F.grid_sample(x, g, "nearest", "border", True),
-            F.grid_sample(x, g, "bicubic", "zeros", False),
+            F.grid_sample(x, g * 2, "bicubic", "zeros", False),
+            F.grid_sample(x, g * 3, "bicubic", "reflection", True),
         ),
         (r(2, 3, 5, 7), r(2, 4, 6, 2)),
+        (),
+    ),
+    "in parts: a sampled grid in three dimensions": (
+        lambda x, g: (
+            F.grid_sample(x, g * 2, padding_mode="reflection", align_corners=False),
+            F.grid_sample(x, g, "nearest", align_corners=True),
+        ),
+        (r(2, 3, 4, 5, 6), r(2, 3, 2, 7, 3)),
         (),
     ),
 }

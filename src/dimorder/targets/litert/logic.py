@@ -65,6 +65,10 @@ def _signbit(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.elementwise("LESS", bits, 0, dtype=BOOL)
 
 
+def _check_bits(a: Arguments) -> str | None:
+    return None if {a.dtype, a.self.meta["val"].dtype} == {F32, I32} else "bits of other types"
+
+
 def _with_magnitude(kind: str, number: float) -> Row:
     """Return the row of a comparison of |x| with a number."""
 
@@ -207,6 +211,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         },
         aten.isnan.default: Row(_isnan),
         aten.signbit.default: Row(_signbit),
+        aten.view.dtype: Row(
+            lambda w, a: w.elementwise("BITCAST", w.dense(a.self), dtype=a.dtype), _check_bits
+        ),
         aten.isinf.default: _with_magnitude("EQUAL", math.inf),
         aten.isfinite.default: _with_magnitude("LESS", math.inf),
         aten.hardshrink.default: Row(_hardshrink, check_float),
