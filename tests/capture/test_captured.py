@@ -133,6 +133,20 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     ),
     "a product with a constant": (lambda m, x: x @ m.w, [X], counted(linear=1)),
     "dense": (lambda m, x: m.l(x), [X], counted(linear=1)),
+    "an as_strided that overlaps": (
+        lambda m, x: torch.as_strided(x + 1, (3, 4), (7, 2), 5),
+        [X],
+        counted(add=1, reshape=2, slice=10, cat=1),
+    ),
+    "an as_strided that is written": (
+        lambda m, x, y: torch.as_strided_scatter(x + 1, y, (2, 3), (9, 2), 4),
+        [X, (2, 3)],
+        counted(add=1, reshape=3, index_put=1),
+    ),
+    "a running sum of one element": (lambda m, x: x[:, :1].cumsum(1), [X], counted(slice=1)),
+    "a number in the shape of another tensor": (
+        lambda m, x: x + torch.full_like(x, 3.0, device="cpu"), [X], counted(add=1)
+    ),
     "an as_strided that is a view": (
         lambda m, x: torch.ops.aten.as_strided(x + 1, [12, 35], [35, 1]), [X], counted(add=1, reshape=1)
     ),
@@ -273,7 +287,9 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
         Net(lambda m, x: x.add_(1)), X, "\n  found: the program writes to it"
     ),
     "memory that is read directly": (
-        Net(lambda m, x: torch.as_strided(x, (3, 2), (7, 2))), X, "sizes [3, 2], strides [7, 2] read memory"
+        Net(lambda m, x: torch.as_strided(x.mT, (3, 2), (7, 2))),
+        X,
+        "sizes [3, 2], strides [7, 2] read memory",
     ),
     "constants alone returned": (
         Net(lambda m, x: (None, x.shape[1])), X, "no tensor in what the network returns: None, 6"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,12 +25,6 @@ def relate_pointwise(node: torch.fx.Node) -> Relation:
     out = shape_of(node)
     reads = tuple(broadcast_dims(shape_of(operand), out) for operand in tensor_arguments(node))
     return Relation("agnostic", reads, (broadcast_dims(out, out),))
-
-
-def _relate_bits(node: torch.fx.Node) -> Relation | str:
-    if shape_of(node) != shape_of(tensor_arguments(node)[0]):
-        return "elements of another size"
-    return relate_pointwise(node)
 
 
 def _elementwise(c: Call) -> None:
@@ -128,7 +121,6 @@ OPERATORS = (
     pointwise(aten.hardswish.default),
     pointwise(aten.log_sigmoid.default),
     pointwise(aten.rsub.Tensor),
-    replace(pointwise(aten.view.dtype), relate=_relate_bits),
     Operator(
         (aten._prelu_kernel.default,),
         relate_pointwise,
