@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -165,8 +166,17 @@ class Tracer:
         function = self.parts_of(target, args)
         if function is not None:
             written = self.written_by(function, args, kwargs)
+            if isinstance(written, (list, tuple)) and None in written:
+                whole = self._copied(target, args, kwargs)
+                return [
+                    self._copied(operator.getitem, (whole, i), {}) if value is None else value
+                    for i, value in enumerate(written)
+                ]
             if written is not NotImplemented:
                 return written
+        return self._copied(target, args, kwargs)
+
+    def _copied(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
         try:
