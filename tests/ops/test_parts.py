@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.captured import Captured, capture
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_bits import BITS
-from dimorder.ops.parts_gamma import GAMMA
+from dimorder.ops.parts_gamma import GAMMA, INCOMPLETE
 from dimorder.ops.parts_special import SPECIAL
 from tests.targets.cases import Net, aten
 from tests.targets.litert.parts_cases import CASES
@@ -79,6 +79,19 @@ def test_special_values(target: Any) -> None:
 def test_derivatives_of_digamma(n: int) -> None:
     x = torch.linspace(-7.13, 9.21, 301)
     assert_same(GAMMA[aten.polygamma.default](n, x), torch.polygamma(n, x.double()).float())
+
+
+@pytest.mark.parametrize("target", INCOMPLETE, ids=str)
+def test_incomplete_gamma_functions(target: Any) -> None:
+    """In float64 torch has no edge at numbers below the least normal float32."""
+    numbers = torch.cat([VALUES, torch.logspace(-2, 4, 61)])
+    a, x = torch.meshgrid(numbers, numbers, indexing="ij")
+    near = torch.logspace(-2, 4, 601)
+    a = torch.cat([a.reshape(-1), near, near, near])
+    x = torch.cat([x.reshape(-1), near, near + near.sqrt(), near - near.sqrt() * 0.9])
+    torch.testing.assert_close(
+        INCOMPLETE[target](a, x), target(a.double(), x.double()).float(), rtol=0, atol=6e-6, equal_nan=True
+    )
 
 
 def test_the_tail_of_ndtri() -> None:

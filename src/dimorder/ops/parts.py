@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.tracing import HALVES, Value
 from dimorder.ops.parts_bits import BITS
-from dimorder.ops.parts_gamma import GAMMA
+from dimorder.ops.parts_gamma import GAMMA, INCOMPLETE
 from dimorder.ops.parts_grid import GRIDS
 from dimorder.ops.parts_indexed import INDEXED
 from dimorder.ops.parts_linalg import LINALG
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 # Each operator's function in plain torch. It returns NotImplemented for a call that stays as it is,
 # and None for a result that does.
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {**SPECIAL, **GAMMA, **INDEXED, **SORTED, **NORMALIZED, **LINALG, **BITS, **GRIDS, **SVD}
+    {**SPECIAL, **GAMMA, **INCOMPLETE, **BITS, **INDEXED, **SORTED, **NORMALIZED, **GRIDS, **LINALG, **SVD}
 )
 
 

@@ -119,6 +119,58 @@ def _polygamma(n: int, x: Tensor) -> Any:
     return torch.where(x == 0, math.inf * (-1) ** (n + 1), y)
 
 
+_LARGE = 20.0  # from here on Temme's expansion of the incomplete gamma function has float32's digits
+_TERMS, _FRACTIONS = 60, 40  # that are enough up to there
+_NEAR = (-139 / 777600, 1 / 2835, 1 / 864, -2 / 135, 1 / 12, -1 / 3)  # of 1 / apart - 1 / eta, in eta
+
+
+def _incomplete(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both normalised incomplete gamma functions, whose sum is 1, of positive numbers."""
+    small = a.clamp(max=_LARGE)
+    scale = torch.exp(small * torch.log(x) - x - _lgamma_above(small + 1))
+    series = torch.ones(())
+    for n in reversed(range(1, _TERMS)):
+        series = 1 + series * x / (small + n)
+    fraction = torch.zeros(())
+    for n in reversed(range(1, _FRACTIONS)):
+        fraction = n * (n - small) / (x + (2 * n + 1) - small - fraction)
+    lower, upper = scale * series, scale * small / (x + 1 - small - fraction)
+    is_low = x < small + 1
+    lower, upper = torch.where(is_low, lower, 1 - upper), torch.where(is_low, 1 - lower, upper)
+    far = _incomplete_of_large(a, x)
+    return torch.where(a > _LARGE, far[0], lower), torch.where(a > _LARGE, far[1], upper)
+
+
+def _incomplete_of_large(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute Temme's uniform expansion (1979), of which two terms are enough."""
+    apart = (x - a) / a
+    half = apart - torch.log1p(apart)
+    eta = torch.sqrt(2 * half) * torch.sign(apart)
+    first = torch.where(apart.abs() < 0.1, polynomial(eta, _NEAR), 1 / apart - 1 / eta)
+    rest = torch.exp(-a * half) / torch.sqrt(2 * math.pi * a) * (first - 1 / (540 * a))
+    tail = 0.5 * torch.erfc(eta.abs() * torch.sqrt(a * 0.5))
+    is_below = apart < 0
+    return torch.where(is_below, tail, 1 - tail) - rest, torch.where(is_below, 1 - tail, tail) + rest
+
+
+def _igamma(a: Tensor, x: Tensor) -> Tensor:
+    return _at_edges(a, x, _incomplete(a, x)[0], 0.0)
+
+
+def _igammac(a: Tensor, x: Tensor) -> Tensor:
+    return _at_edges(a, x, _incomplete(a, x)[1], 1.0)
+
+
+def _at_edges(a: Tensor, x: Tensor, y: Tensor, least: float) -> Tensor:
+    """Choose the value at 0 and at infinity; `least` is that of the least x."""
+    y = torch.where(a == 0, 1 - least, y)
+    y = torch.where(torch.isnan(a) | torch.isnan(x), math.nan, y)
+    y = torch.where((x == 0) | (a == math.inf), least, y)
+    y = torch.where(x == math.inf, 1 - least, y)
+    is_odd = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | ((a == math.inf) & (x == math.inf))
+    return torch.where(is_odd, math.nan, y)
+
+
 GAMMA: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.lgamma.default: of_floats(_lgamma),
@@ -126,4 +178,7 @@ GAMMA: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.digamma.default: of_floats(_digamma),
         aten.polygamma.default: of_floats(_polygamma),
     }
+)
+INCOMPLETE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {aten.igamma.default: of_floats(_igamma), aten.igammac.default: of_floats(_igammac)}
 )

@@ -91,10 +91,22 @@ CASES: dict[str, Case] = {
         (SQUARE,),
         (),
     ),
+    "in parts: singular values": (
+        lambda a, b: (
+            torch.linalg.svdvals(a),
+            torch.linalg.cond(b),
+            torch.linalg.matrix_rank(b @ torch.diag(torch.tensor([1.0, 1, 0, 1]))),
+            torch.linalg.pinv(a),
+            torch.linalg.pinv(a[..., :2] @ a[..., :3, :2].mT),
+            torch.linalg.pinv(b + b.mT, atol=0.5, hermitian=True),
+        ),
+        (TALL[0, :, :3], SQUARE),
+        (),
+    ),
     "in parts: norms of a matrix": (
         lambda a: (
             *(torch.linalg.norm(a[0], order) for order in (1, -1, torch.inf, -torch.inf)),
-            aten.linalg_norm.ord_str(a, "fro", [1, 2]),
+            *(aten.linalg_norm.ord_str(a, order, [1, 2]) for order in ("fro", "nuc")),
         ),
         (TALL,),
         (),

@@ -122,6 +122,11 @@ CASES: dict[str, Case] = {
         (Y * 3 + 0.03, ABOVE),
         (),
     ),
+    "in parts: incomplete gamma functions": (
+        lambda x, y: (torch.igamma(x, y), torch.igammac(y, x * 3)),
+        (ABOVE * 9, ABOVE[0, 0] * 12),
+        (),
+    ),
     "in parts: scatters": (
         lambda x, i, y: (
             torch.scatter(x, 1, i, y),
