@@ -105,6 +105,22 @@ def test_half_precision_is_rounded_once() -> None:
     assert torch.equal(module(x)[0], torch.erfc(x.float()).half())
 
 
+@pytest.mark.parametrize(
+    ("function", "size", "left"),
+    [
+        (torch.linalg.svdvals, 5, []),
+        (torch.linalg.eigvalsh, 5, []),
+        (lambda x: torch.linalg.svd(x)[:2], 5, [aten._linalg_svd.default]),
+        (lambda x: torch.linalg.eigh(x)[1], 5, [aten._linalg_eigh.default]),
+        (torch.linalg.svdvals, 9, [aten._linalg_svd.default]),
+        (torch.linalg.inv, 17, [aten.linalg_inv_ex.default]),
+    ],
+)
+def test_vectors_and_large_matrices_stay_whole(function: Any, size: int, left: list[Any]) -> None:
+    nodes = capture(Net(function), (torch.randn(2, size, size),), in_parts=frozenset(PARTS)).nodes
+    assert [node.target for node in nodes if "linalg" in str(node.target)] == left
+
+
 def test_a_target_that_lists_none_keeps_the_operator() -> None:
     nodes = capture(Net(torch.erfc), (VALUES,)).nodes
     assert aten.erfc.default in [node.target for node in nodes]

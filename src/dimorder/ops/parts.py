@@ -18,14 +18,14 @@ from dimorder.ops.parts_linalg import LINALG
 from dimorder.ops.parts_normalization import NORMALIZED
 from dimorder.ops.parts_sorted import SORTED
 from dimorder.ops.parts_special import SPECIAL
-from dimorder.ops.parts_svd import SVD
+from dimorder.ops.parts_values import VALUES
 
 aten = torch.ops.aten
 
 # Each operator's function in plain torch. It returns NotImplemented for a call that stays as it is,
 # and None for a result that does.
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {**SPECIAL, **GAMMA, **INCOMPLETE, **BITS, **INDEXED, **SORTED, **NORMALIZED, **GRIDS, **LINALG, **SVD}
+    {**SPECIAL, **GAMMA, **INCOMPLETE, **BITS, **INDEXED, **SORTED, **NORMALIZED, **GRIDS, **LINALG, **VALUES}
 )
 
 

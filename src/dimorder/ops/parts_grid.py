@@ -25,20 +25,27 @@ def _grid_sampler(
     batch, channels, *sizes = x.shape
     new = grid.shape[1:-1]
     along = [
-        _taps(grid[..., -1 - d].reshape(-1, 1), size, mode, padding, align_corners)
+        [
+            _read(*tap, size)
+            for tap in _taps(grid[..., -1 - d].reshape(-1, 1), size, mode, padding, align_corners)
+        ]
         for d, size in enumerate(sizes)
     ]
     rows = x.flatten(2).transpose(1, 2).reshape(-1, channels)
-    first = torch.arange(batch).repeat_interleave(math.prod(new)) * math.prod(sizes)
+    first = torch.arange(batch).repeat_interleave(math.prod(new)).unsqueeze(1)
     total: Any = 0
     for taps in itertools.product(*along):
-        at, weight = torch.zeros((), dtype=torch.int64), torch.ones(())
+        at, weight = first, torch.ones(())
         for (place, share), size in zip(taps, sizes, strict=True):
-            inside = torch.logical_and(place >= 0, place <= size - 1)
-            at = at * size + torch.where(inside, place, 0.0).to(torch.int64)
-            weight = weight * torch.where(inside, share, 0.0)
-        total = total + rows[at.reshape(-1) + first] * weight
+            at, weight = at * size + place, share * weight
+        total = total + rows[at.reshape(-1)] * weight
     return total.reshape(batch, -1, channels).transpose(1, 2).reshape(batch, channels, *new)
+
+
+def _read(place: Tensor, share: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return a place as an index, and its weight, which is 0 outside."""
+    inside = torch.logical_and(place >= 0, place <= size - 1)
+    return torch.where(inside, place, 0.0).to(torch.int64), torch.where(inside, share, 0.0)
 
 
 def _taps(at: Tensor, size: int, mode: int, padding: int, is_aligned: bool) -> list[tuple[Tensor, Tensor]]:

@@ -103,6 +103,15 @@ CASES: dict[str, Case] = {
         (TALL[0, :, :3], SQUARE),
         (),
     ),
+    "in parts: eigenvalues of symmetric matrices": (
+        lambda a: (
+            torch.linalg.eigvalsh(a),
+            torch.linalg.eigvalsh(a[0, :3, :3], "U"),
+            torch.linalg.matrix_rank(a[..., :1] @ a[..., :1].mT, hermitian=True),
+        ),
+        (SQUARE,),
+        (),
+    ),
     "in parts: norms of a matrix": (
         lambda a: (
             *(torch.linalg.norm(a[0], order) for order in (1, -1, torch.inf, -torch.inf)),
