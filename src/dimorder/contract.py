@@ -131,6 +131,15 @@ class TensorSpec:
         """Return the shape that the program's own signature shows."""
         return self.dim_order.physical_shape(self.shape) if self.boundary == "physical" else self.shape
 
+    @staticmethod
+    def row_major(name: str, tensor: torch.Tensor) -> TensorSpec:
+        """Return the spec of tensors like this one, dense and row-major.
+
+        >>> TensorSpec.row_major("x", torch.zeros(2, 3)).dim_order
+        DimOrder(0, 1)
+        """
+        return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype), DimOrder.contiguous(tensor.dim()))
+
     @cached_property
     def boundary_order(self) -> DimOrder:
         """Return the dim order that the program's own signature shows, over `boundary_shape`.

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.report.plan_page import plan_page
 from dimorder.verification.verify import relative_error
 from tests.small_networks import OneInput
@@ -253,21 +252,6 @@ def forgetful(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(run, inputs)
 
     return forget_and_call
-
-
-def test_a_quantised_network_with_state_is_refused() -> None:
-    def quantised(m: Any, x: Tensor) -> Tensor:
-        integers = QUANTIZE(x + m.a, 0.1, 0, -128, 127, torch.int8)
-        y = DEQUANTIZE(integers, 0.1, 0, -128, 127, torch.int8)
-        m.a.copy_(y)
-        return y
-
-    with pytest.raises(UnsupportedError) as caught:
-        dimorder.plan(OneInput(quantised, a=torch.zeros(2, 3)), (torch.randn(2, 3),), target="xnnpack")
-    assert str(caught.value).splitlines()[1:] == [
-        "  found: a quantised network writes to it, which is not there yet",
-        "  fix: make it an input and an output, or lower the float network",
-    ]
 
 
 def test_the_page_shows_the_state() -> None:

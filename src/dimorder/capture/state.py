@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -141,9 +141,14 @@ def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator
 
 
 @contextmanager
-def unchanged(network: torch.nn.Module) -> Iterator[None]:
-    """Restore a network's buffers afterwards: torch.export may write small ones."""
-    plain = (buffer for buffer in network.buffers() if type(buffer) is torch.Tensor)
+def unchanged(network: torch.nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
+    """Restore a network's buffers afterwards, all or those of these names.
+
+    A call writes some. torch.export may write small ones.
+    """
+    named = network.named_buffers()
+    chosen = (buffer for name, buffer in named if names is None or name in names)
+    plain = (buffer for buffer in chosen if type(buffer) is torch.Tensor)
     before = [(buffer, buffer.detach().clone()) for buffer in plain]
     try:
         yield

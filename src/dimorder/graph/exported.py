@@ -182,6 +182,38 @@ def turn_inputs_into_buffers(program: ExportedProgram, state: Mapping[str, torch
     )
 
 
+def turn_buffers_into_inputs(program: ExportedProgram) -> ExportedProgram:
+    """Undo `turn_inputs_into_buffers`: buffers become the first inputs, and new values the first results."""
+    written, old = state_of(program), program.graph_signature
+    if not written:
+        return program
+    held = {**program.constants, **program.state_dict}
+    mutated = [spec.target for spec in old.output_specs if spec.kind is OutputKind.BUFFER_MUTATION]
+    assert mutated == [*written.values()], "buffers are written in another sequence than they are read"
+    inputs = [
+        InputSpec(InputKind.USER_INPUT, spec.arg, None) if spec.arg.name in written else spec
+        for spec in old.input_specs
+    ]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, spec.arg, None) for spec in old.output_specs]
+    arguments = [spec.arg for spec in inputs if spec.kind is InputKind.USER_INPUT]
+    state, (examples, named) = [held[name] for name in mutated], program.example_inputs
+    call: tuple[tuple[Any, ...], dict[str, Any]] = ((*state, *examples), named)
+    return replace_parts(
+        program,
+        graph_signature=ExportGraphSignature(inputs, outputs),
+        state_dict={name: x for name, x in program.state_dict.items() if name not in mutated},
+        constants={name: x for name, x in program.constants.items() if name not in mutated},
+        module_call_graph=_call_graph(arguments, [spec.arg for spec in outputs], call),
+        example_inputs=call,
+    )
+
+
+def initial_state(program: ExportedProgram) -> list[torch.Tensor]:
+    """Return the initial values of the buffers that a functional program writes."""
+    held = {**program.constants, **program.state_dict}
+    return [held[name] for name in state_of(program).values()]
+
+
 def state_of(program: ExportedProgram) -> dict[str, str]:
     """Return the names of the buffers that a functional program writes, by their placeholders' names."""
     signature = program.graph_signature
@@ -301,6 +333,37 @@ class ProgramRun:
         """Restore the initial state."""
         for buffer, initial in self._initial:
             buffer.copy_(initial)
+
+
+class CarriedState:
+    """A function of a state and inputs, as a function of inputs alone that keeps the state.
+
+    Args:
+        run: returns the new state and the outputs.
+        initial: the state before the first call.
+
+    >>> total = CarriedState(lambda given: [given[0] + given[1], given[0]], [torch.tensor(1)])
+    >>> total([torch.tensor(5)]), total([torch.tensor(5)])
+    ([tensor(1)], [tensor(6)])
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+        initial: Sequence[torch.Tensor],
+    ) -> None:
+        self._run, self._initial = run, initial
+        self._state = [*initial]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        results = self._run([*self._state, *inputs])
+        new = zip(results, self._initial, strict=False)
+        self._state = [value.to(initial.dtype) for value, initial in new]
+        return [*results[len(self._state) :]]
+
+    def reset(self) -> None:
+        """Restore the state from before the first call."""
+        self._state = [*self._initial]
 
 
 def as_function(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:

@@ -169,10 +169,7 @@ def _require_plain(program: Captured) -> None:
 
 
 def _require_state(program: Captured, target: Target) -> None:
-    """Check that the target can keep the buffers that a program writes from call to call.
-
-    A quantized network with state is refused on every target.
-    """
+    """Check that the target can keep the buffers that a program writes from call to call."""
     if not program.state:
         return
     name, left = program.state[0].name, program.carried[0][1]
@@ -182,9 +179,6 @@ def _require_state(program: Captured, target: Target) -> None:
         raise UnsupportedError(
             place, f"the network writes to it, and programs for {target.name} have no state", fix
         )
-    if is_quantized(program.module):
-        fix = "make it an input and an output, or lower the float network"
-        raise UnsupportedError(place, "a quantised network writes to it, which is not there yet", fix)
 
 
 def _quantized_target(

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
+from dimorder.capture.state import unchanged
 from dimorder.clock import Progress
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
@@ -140,7 +141,8 @@ def quantize(
     progress("calibrating")
     examples: list[CalibrationCall] = []
     given = _exported_call(exported) if calibration is None else calls(calibration, exported, normalization)
-    with torch.no_grad():
+    buffers = dict(original.named_buffers())  # observers have buffers of their own
+    with torch.no_grad(), unchanged(prepared, buffers):
         for call in given:
             prepared(*call.args, **call.kwargs)
             if len(examples) < KEPT:
@@ -152,7 +154,8 @@ def quantize(
         raise UnsupportedError("the network", found, "lower it in float")
     if not chosen.dynamic:
         progress("correcting biases")
-        correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
+        with unchanged(original), unchanged(module, buffers):
+            correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
     return QuantizedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
 
 

@@ -6,7 +6,7 @@ sums then moves no value across a rounding boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import graph_with_tensors
+from dimorder.graph.exported import graph_with_tensors, replace_parts
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import EXPORTED, bound
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
@@ -35,12 +35,22 @@ from dimorder.verification.differences import Differences, Origin
 
 
 def record_quantized(
-    exported: ExportedProgram, inputs: Sequence[Tensor], captured: GraphModule
+    exported: ExportedProgram,
+    inputs: Sequence[Tensor],
+    captured: GraphModule,
+    state: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return what an exported program quantises, by the names of the captured nodes.
 
-    These are its integers, and the results of dynamic quantisation.
+    These are its integers, and the results of dynamic quantisation. `state` has the values of buffers.
     """
+    own = {name: value.clone() for name, value in (state or {}).items()}  # the program may write them
+    if own:
+        held, constants = (
+            {name: own.get(name, value) for name, value in each.items()}
+            for each in (exported.state_dict, exported.constants)
+        )
+        exported = replace_parts(exported, state_dict=held, constants=constants)
     run = _QuantizedRun(graph_with_tensors(exported))
     run.run(*inputs)
     origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
@@ -82,14 +92,20 @@ class FunctionalProgram:
         >>> program.run((x,)), program.run((x,), Float64Run)
         ([tensor([0.3125])], [tensor([0.3333], dtype=torch.float64)])
         """
-        run, results, feed = numerics(self.module), list[Any](), iter(leaves)
+        results = [result for _, call in self.calls(leaves, numerics) for result in call]
+        return [result for result in results if isinstance(result, Tensor)]
+
+    def calls(
+        self, leaves: Sequence[Any], numerics: Callable[[GraphModule], GraphRun] = GraphRun
+    ) -> Iterator[tuple[dict[str, Tensor], list[Any]]]:
+        """Yield for each call the written buffers before it, by name, and its results; see `run`."""
+        run, feed = numerics(self.module), iter(leaves)
         tensors = {name: run.constant(value) for name, value in self.tensors.items()}
         for _ in range(len(leaves) // self.inputs.count(None)):
             inputs = [run.constant(next(feed)) if name is None else tensors[name] for name in self.inputs]
-            outputs = run.run(*inputs)
+            before, outputs = {name: tensors[name] for name in self.written}, run.run(*inputs)
             tensors |= zip(self.written, outputs, strict=False)
-            results += outputs[len(self.written) :]
-        return [result for result in results if isinstance(result, Tensor)]
+            yield before, [*outputs[len(self.written) :]]
 
 
 class NoisyRun(GraphRun):

@@ -27,14 +27,19 @@ from torch.fx import Node
 from dimorder.capture.captured import Captured
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
-from dimorder.graph.exported import graph_with_tensors
+from dimorder.graph.exported import (
+    CarriedState,
+    graph_with_tensors,
+    initial_state,
+    turn_buffers_into_inputs,
+)
 from dimorder.graph.nodes import operator_at
 from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run, record_quantized
 from dimorder.verification.relative_error import TOLERANCE, relative_error
-from dimorder.verification.verify import FACTOR, Run, Trial, verify
+from dimorder.verification.verify import FACTOR, Inputs, Run, Trial, verify
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
 # For integers that both compute in float64: constants that lowering computes are float32. A value that is
@@ -54,10 +59,14 @@ class QuantizedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = record_quantized(program.exported, self.network_inputs, program.module)
-        own = Float64Run(program.module, wanted)
-        own.run(*self.inputs)
-        Differences.together(own.differences.values()).require_few("the normal form of a quantised network")
+        differences = list[Differences]()
+        calls = zip(self._each_call(self.inputs), self._each_call(self.network_inputs), strict=True)
+        for (inputs, given), before in zip(calls, self._states(), strict=True):
+            wanted = record_quantized(program.exported, given, program.module, before)
+            own = Float64Run(program.module, wanted)
+            own.run(*(before[buffer.name] for buffer in program.state), *inputs)
+            differences += own.differences.values()
+        Differences.together(differences).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
     def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
@@ -70,7 +79,7 @@ class QuantizedTrial(Trial):
         got = self._logical(run, self.inputs)
         if model is not None:
             _require_equal(got, self._logical(model, self.inputs), what)
-        specs = self.contract.outputs
+        specs = self.contract.outputs * self.calls
         real = [
             spec.real(g) if w.is_floating_point() else g
             for spec, g, w in zip(specs, got, self.expected, strict=True)
@@ -90,14 +99,33 @@ class QuantizedTrial(Trial):
         """Return the relative error of a run that checks its integers itself, for information."""
         return self.compare(run, what)
 
+    def _each_call(self, inputs: Inputs) -> list[Inputs]:
+        count = len(inputs) // self.calls
+        return [inputs[i * count : (i + 1) * count] for i in range(self.calls)]
+
+    def _states(self) -> list[dict[str, torch.Tensor]]:
+        """Return the network's buffers before each call."""
+        if not self.program.state:
+            return [{}]
+        return [before for before, _ in self._functional.calls(self._leaves(self.network_inputs))]
+
     @cached_property
     def _exact(self) -> list[torch.Tensor]:
-        return Float64Run(self.program.module).tensors(*self.inputs)
+        return self._in_float64()
+
+    def _in_float64(self, seed: int | None = None) -> list[torch.Tensor]:
+        """Return the outputs of the captured program, with noise if there is a seed."""
+
+        def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return Float64Run(self.program.module, seed=seed).tensors(*inputs)
+
+        carried = CarriedState(run, [buffer.initial for buffer in self.program.state])
+        return [output for inputs in self._each_call(self.inputs) for output in carried(inputs)]
 
     def _allowed(self) -> list[float]:
         """Return how far each output may be off if values are rounded by other steps, none larger."""
         exact = self._exact
-        draws = [Float64Run(self.program.module, seed=seed).tensors(*self.inputs) for seed in range(_DRAWS)]
+        draws = [self._in_float64(seed) for seed in range(_DRAWS)]
         return [
             max(TOLERANCE, FACTOR * max(relative_error(draw[i], wanted) for draw in draws))
             if wanted.is_floating_point()
@@ -106,11 +134,12 @@ class QuantizedTrial(Trial):
         ]
 
     def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
-        wide, wanted = Float64Run(graph_with_tensors(physical)), self._exact
-        got = self._logical(lambda inputs: wide.tensors(*inputs), self.inputs)
+        wide, wanted = Float64Run(graph_with_tensors(turn_buffers_into_inputs(physical))), self._exact
+        carried = CarriedState(lambda inputs: wide.tensors(*inputs), initial_state(physical))
+        got = self._logical(carried, self.inputs)
         tolerances = [
             TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME
-            for w, node in zip(wanted, self.program.outputs, strict=True)
+            for w, node in zip(wanted, self.program.outputs * self.calls, strict=True)
         ]
         return verify(got, wanted, what=what, tolerance=tolerances)
 

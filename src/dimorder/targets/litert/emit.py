@@ -149,15 +149,19 @@ def _graph(
             values[node] = _written(writer, node, values, signature.constants, operators, fused)
     for node, name in zip(signature.outputs, signature.state, strict=False):
         with blamed(f"buffer {name!r}", BOUNDARY_FIX):
-            writer.assign(name, writer.dense(_view(writer, values[node])))
+            writer.assign(name, _result(writer, node, _view(writer, values[node])))
     for node, spec in zip(outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         with blamed(f"output {spec.name!r}", BOUNDARY_FIX):
-            value = writer.dense(as_promised(_view(writer, values[node]), spec))
-            is_float = node.meta["val"].is_floating_point()
-            writer.output(spec.name, writer.floats(value) if is_float else value)
+            writer.output(spec.name, _result(writer, node, as_promised(_view(writer, values[node]), spec)))
     _require_planned(writer, fused)
     return writer.finish(), {node: value for node, value in values.items() if node.target is QUANTIZE}
+
+
+def _result(writer: LiteRtWriter, node: Node, view: View[LiteRtValue]) -> LiteRtValue:
+    """Return what the program gives as the result of a node: dense, and in floats if it is one."""
+    value = writer.dense(view)
+    return writer.floats(value) if node.meta["val"].is_floating_point() else value
 
 
 def _dense_shape(node: Node, spec: TensorSpec) -> Sequence[int]:

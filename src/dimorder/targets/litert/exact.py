@@ -38,6 +38,7 @@ class ExactRun:
     written: WrittenGraph
     physical: ExportedProgram
     contract: Contract
+    state: Sequence[Tensor] = ()  # before the first call; the first inputs, and the first outputs
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         graph, feed = self.written.graph, as_in_file(inputs, self.contract)

@@ -11,8 +11,9 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from dimorder.capture.split_attention_heads import HeadLimits
-from dimorder.contract import Contract
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
+from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_into_inputs
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
@@ -75,7 +76,9 @@ class TfLite(Artifact):
     @property
     def reference_run(self) -> Run | None:
         """Return the model of XNNPACK's arithmetic, which a program of integers has."""
-        return self.exact if self.kernels == DEFAULT_KERNELS else None
+        if self.kernels != DEFAULT_KERNELS or self.exact is None:
+            return None
+        return CarriedState(self.exact, self.exact.state)
 
     @property
     def other_runs(self) -> Mapping[str, Run]:
@@ -86,7 +89,9 @@ class TfLite(Artifact):
             if LiteRtModel(self.exact.written.graph).needs_xnnpack:
                 return {}
             return {
-                "LiteRT's reference kernels": OperatorsRun(self.exact.written, self.contract, "reference")
+                "LiteRT's reference kernels": CarriedState(
+                    OperatorsRun(self.exact.written, self.exact.contract, "reference"), self.exact.state
+                )
             }
         return {"LiteRT's reference kernels": ReferenceProgram(self.data, self.contract)}
 
@@ -94,8 +99,21 @@ class TfLite(Artifact):
 def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: str) -> TfLite:
     """Emit a `.tflite`. Raises `UnsupportedError` for an operator that LiteRT lacks."""
     written = write(program, contract, table)
-    exact = ExactRun(written, program, contract) if is_quantized(program.graph_module) else None
+    if not is_quantized(program.graph_module):
+        return TfLite(written.data, contract, kernels)
+    functional, state = turn_buffers_into_inputs(program), initial_state(program)
+    wide = _with_state(contract, state)
+    exact = ExactRun(write(functional, wide, table) if state else written, functional, wide, state)
     return TfLite(written.data, contract, kernels, exact)
+
+
+def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
+    """Return the contract of a program that is given its state, and returns the new one."""
+    specs = [TensorSpec.row_major(f"state {i}", tensor) for i, tensor in enumerate(state)]
+    outputs = [replace(spec, name=f"new {spec.name}") for spec in specs]
+    return replace(
+        contract, inputs=(*specs, *contract.inputs), outputs=(*outputs, *contract.outputs), state=()
+    )
 
 
 # As for XNNPACK, which computes most of a file.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX
-from dimorder.graph.exported import turn_inputs_into_buffers
+from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
 from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
 from dimorder.sizes.size_table import SizeTable
@@ -106,9 +106,11 @@ def emit(
     if is_quantized(program.graph_module):
 
         def run_module(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
-            return run(_file(plan, module, {}), inputs)
+            return run(_file(replace(plan, state={}), module, {}), inputs)
 
-        exactly = exact_run(program, build.graph, build.root, build.computed, run_module)
+        functional = turn_buffers_into_inputs(program)
+        exact = exact_run(functional, build.graph, build.root, build.computed, run_module)
+        exactly = CarriedState(exact, [*plan.state.values()])
     return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.kernels))
 
 
