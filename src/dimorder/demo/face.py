@@ -143,7 +143,7 @@ def show_wrong_order(image: Image, out: Path, say: Say) -> None:
 CROPS = (photo.FACE, photo.NOT_A_FACE)
 
 
-def face_probability(model: Classifier, name: str, image: Image, box: photo.Box) -> float:
+def face_probability(model: Classifier, name: str, image: Image, box: photo.CropBox) -> float:
     """How sure `model`, one of the three networks, is that the crop shows a face."""
     probabilities = model(photo.crop(image, box, networks.INPUT_SHAPES[name][-1]))[0]
     return float(probabilities.flatten()[1])

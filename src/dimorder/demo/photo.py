@@ -15,11 +15,11 @@ from PIL import Image, ImageDraw, ImageFont
 from skimage import data
 from torch import Tensor
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the photo
+CropBox = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the photo
 Landmark = tuple[float, float]
 
-FACE: Box = (170, 60, 280, 190)
-NOT_A_FACE: Box = (350, 300, 450, 420)
+FACE: CropBox = (170, 60, 280, 190)
+NOT_A_FACE: CropBox = (350, 300, 450, 420)
 
 GREEN, YELLOW, GREY, DARK = (70, 220, 120), (255, 214, 64), (210, 210, 215), (24, 26, 30)
 
@@ -29,7 +29,7 @@ class FaceFound:
     """O-Net's result for a crop: the probability of a face, the box of the face, and its five landmarks."""
 
     probability: float
-    box: Box
+    box: CropBox
     landmarks: tuple[Landmark, ...]
 
 
@@ -53,7 +53,7 @@ def crops(size: int, count: int = 96, seed: int = 0) -> Iterator[Tensor]:
         yield crop(image, (left, top, left + side, top + side), size)
 
 
-def crop(image: Image.Image, box: Box, size: int) -> Tensor:
+def crop(image: Image.Image, box: CropBox, size: int) -> Tensor:
     """Return the crop of `box` as an input of a network: (1, 3, size, size) in [-1, 1).
 
     In memory it is NHWC, as the pixels of an image are; only its dimensions are permuted.
@@ -62,7 +62,7 @@ def crop(image: Image.Image, box: Box, size: int) -> Tensor:
     return torch.from_numpy((pixels - 127.5) / 128)[None].permute(0, 3, 1, 2)
 
 
-def finding(box: Box, outputs: tuple[Tensor, ...]) -> FaceFound:
+def finding(box: CropBox, outputs: tuple[Tensor, ...]) -> FaceFound:
     """O-Net's three outputs for the crop of `box`, in pixels of the photo."""
     probabilities, offsets, marks = (output.flatten().tolist() for output in outputs)
     left, top, right, bottom = box
@@ -79,7 +79,7 @@ def finding(box: Box, outputs: tuple[Tensor, ...]) -> FaceFound:
     return FaceFound(probabilities[1], refined, landmarks)
 
 
-def draw(image: Image.Image, face: FaceFound, other_box: Box, other_probability: float, path: Path) -> None:
+def draw(image: Image.Image, face: FaceFound, other_box: CropBox, other_probability: float, path: Path) -> None:
     """Writes the photo with the face's box and landmarks, and the other crop in grey, as a PNG."""
     smooth, zoom = 4, 2  # drawn 4 times as large as written, which smooths the edges
     scale = smooth * zoom
@@ -87,7 +87,7 @@ def draw(image: Image.Image, face: FaceFound, other_box: Box, other_probability:
     pen = ImageDraw.Draw(canvas)
     font = ImageFont.load_default(size=9 * scale)
 
-    def outline(box: Box, colour: tuple[int, int, int], width: float, text: str) -> None:
+    def outline(box: CropBox, colour: tuple[int, int, int], width: float, text: str) -> None:
         left, top, right, bottom = (value * scale for value in box)
         pen.rectangle((left, top, right, bottom), outline=colour, width=round(width * scale))
         _, _, text_width, text_height = pen.textbbox((0, 0), text, font=font)

@@ -92,7 +92,7 @@ def lay_out(count: int, edges: Sequence[Edge], ratio: float = PAGE_RATIO) -> Gra
 def _layers(count: int, edges: Sequence[Edge]) -> list[int]:
     """Return for each operator the length of the longest path to it.
 
-    What does not depend on the first operator, such as constants, lies just before what reads it.
+    An operator that does not depend on the first one, such as a constant, lies just before its reader.
 
     >>> _layers(4, [Edge(0, 1, None), Edge(1, 3, None), Edge(2, 3, None)])
     [0, 1, 1, 2]
