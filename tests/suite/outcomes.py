@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder.capture.export import arguments
 from dimorder.errors import DimorderError, StageError, VerificationError
+from dimorder.graph.pairs import real_views
 from dimorder.verification.verify import relative_error
 from tests.suite.cases import Case, named
 
@@ -74,7 +75,7 @@ def _ours(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor], 
     lowered = dimorder.lower(module, inputs, target=target, run_artifact=False)
     outside = tuple(dict.fromkeys((place.operator, why) for place, why in lowered.plan.outside))
     got = _tensors(lowered.run(*pytree.tree_map(_copied, inputs)))
-    found = disagreement(got, wanted)
+    found = disagreement(got, real_views(wanted, lowered.program.in_pairs))
     kind = WRONG if found else OUTSIDE if outside else RIGHT
     called = [node.target for node in lowered.physical.graph.nodes if node.op == "call_function"]
     computing = sum(name not in MOVES and name is not operator.getitem for name in called)
@@ -111,6 +112,7 @@ def _in_cpp(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor]
         return Became(CRASHED, f"dimorder-run ended with {done.code}")
     if done.code:
         return Became(WRONG, done.error)
+    wanted = real_views(wanted, lowered.program.in_pairs)
     found = disagreement(_tensors(lowered.program.result(done.outputs)), wanted)
     return Became(WRONG if found else RIGHT, found)
 

@@ -21,8 +21,10 @@ from dimorder.capture.state import StateBuffer, left_in_state, with_one_name
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import COND, branches
 from dimorder.graph.nodes import operator_at, where
+from dimorder.graph.pairs import is_pair
 from dimorder.graph.passes import run_passes
-from dimorder.graph.tracing import Tracer, Value
+from dimorder.graph.tracing import Tracer, Value, dtype_of
+from dimorder.ops.complex_numbers import as_real, write_pairs
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import parts_of
 from dimorder.ops.table import SPELLINGS, find
@@ -57,6 +59,8 @@ class Captured:
 
     Each buffer of the `state` is one more placeholder, its value before a call, and one more result, its
     value after the call. These come first, in the sequence of `state`.
+
+    With `in_pairs` a complex result is as torch.view_as_real returns it.
     """
 
     module: torch.fx.GraphModule
@@ -67,6 +71,7 @@ class Captured:
     exported: ExportedProgram
     state: tuple[StateBuffer, ...] = ()
     size_constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    in_pairs: bool = False
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what the network returns, with these tensors in it."""
@@ -118,6 +123,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     slices: Mapping[str, Slices] | None = None,
     in_parts: Collection[Any] = (),
+    in_pairs: bool = False,
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
 
@@ -130,6 +136,8 @@ def capture(
         slices: Constants that depend on dynamic sizes, by the names of their nodes. A node that reads one of
             them reads a slice, unless it is one of them itself.
         in_parts: Operators that are written in simpler ones, of those in `ops.parts`.
+        in_pairs: Whether complex numbers are written as pairs of real ones. A complex result becomes what
+            torch.view_as_real gives of it.
 
     Raises:
         UsageError: `model` is not a network, or the arguments do not fit it.
@@ -145,7 +153,8 @@ def capture(
     except RuntimeError as error:
         raise writes_no_buffer(error) or error from error
     _refuse(plain)  # only this form's signature lists every write
-    return _normal_form(plain, exported, example_leaves(exported, args, kwargs or {}), slices or {}, in_parts)
+    examples = example_leaves(exported, args, kwargs or {})
+    return _normal_form(plain, exported, examples, slices or {}, in_parts, in_pairs)
 
 
 def _refuse(exported: ExportedProgram) -> None:
@@ -170,11 +179,15 @@ def _normal_form(
     examples: tuple[Any, ...],
     slices: Mapping[str, Slices],
     in_parts: Collection[Any],
+    in_pairs: bool,
 ) -> Captured:
     """Trace the program again in the normal form's spellings."""
     parts = partial(parts_of, names=in_parts)
-    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None or target in in_parts, parts)
+    pairs = {"pairs": write_pairs} if in_pairs else {}
+    tracer = Tracer(SPELLINGS, lambda name: find(name) is not None or name in in_parts, parts, **pairs)
     env, names, state = _bind_inputs(tracer, exported)
+    if in_pairs:
+        _refuse_complex(tracer)
     sliced, constants = dict[torch.fx.Node, Value](), dict[str, Value]()
     known = ChainMap(sliced, env)
     for node in exported.graph.nodes:
@@ -194,13 +207,25 @@ def _normal_form(
         found = f"no tensor in what the network returns: {', '.join(map(repr, fixed.values())) or 'nothing'}"
         raise UnsupportedError("output", found, "return what it computes")
     returned = [result for result in results if isinstance(result, torch.fx.Node)]
-    module = tracer.module([known[each] for each in (*(left[buffer.name] for buffer in state), *returned)])
+    values = (known[each] for each in (*(left[buffer.name] for buffer in state), *returned))
+    module = tracer.module([as_real(tracer, value) if is_pair(value) else value for value in values])
     run_passes(GRAPH_PASSES, module).recompile()
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
     out_spec = exported.call_spec.out_spec
     tensors = {name: value for name, value in constants.items() if isinstance(value, torch.Tensor)}
-    return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state), tensors)
+    return Captured(
+        module, examples, tuple(names), out_spec, fixed, original, tuple(state), tensors, in_pairs
+    )
+
+
+def _refuse_complex(tracer: Tracer) -> None:
+    for node in tracer.given:
+        if dtype_of(node).is_complex:
+            fix = f"pass torch.view_as_real({node.name}), and begin with torch.view_as_complex"
+            raise UnsupportedError(
+                f"input {node.name}", f"{dtype_of(node)}: the target has no such type", fix
+            )
 
 
 def _bind_inputs(

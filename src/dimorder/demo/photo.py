@@ -79,7 +79,9 @@ def finding(box: CropBox, outputs: tuple[Tensor, ...]) -> FaceFound:
     return FaceFound(probabilities[1], refined, landmarks)
 
 
-def draw(image: Image.Image, face: FaceFound, other_box: CropBox, other_probability: float, path: Path) -> None:
+def draw(
+    image: Image.Image, face: FaceFound, other_box: CropBox, other_probability: float, path: Path
+) -> None:
     """Writes the photo with the face's box and landmarks, and the other crop in grey, as a PNG."""
     smooth, zoom = 4, 2  # drawn 4 times as large as written, which smooths the edges
     scale = smooth * zoom

@@ -25,6 +25,7 @@ from dimorder.graph.nodes import (
     set_value,
     source_of,
 )
+from dimorder.graph.pairs import Pair, is_pair
 from dimorder.graph.quantized import evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
@@ -38,6 +39,8 @@ class Tracer:
     operators stay whole. torch decomposes the others as far as it has a decomposition. `parts` returns a
     function in plain torch for a call that would stay whole, but is to be written in other operators.
 
+    `pairs` writes a call of complex numbers as calls of real ones. It returns NotImplemented for other calls.
+
     `node` is the node being traced. `meta` is its place in the source, which every new node inherits.
     `remembered` is what a spelling keeps for later calls, such as constants that several calls share. `given`
     has the program's inputs.
@@ -48,8 +51,10 @@ class Tracer:
         spellings: Mapping[Any, Callable[..., Value]],
         is_known: Callable[[Any], bool],
         parts: Callable[[Any, Sequence[Value]], Callable[..., Any] | None] = lambda target, args: None,
+        pairs: Callable[..., Value] = lambda tracer, target, args, kwargs: NotImplemented,
     ) -> None:
         self.spellings, self.is_known, self.parts_of = spellings, is_known, parts
+        self.pairs = pairs
         self.graph = torch.fx.Graph()
         self.attributes: dict[str, torch.Tensor] = {}
         self.attribute_nodes: dict[int, torch.fx.Node] = {}
@@ -100,6 +105,9 @@ class Tracer:
             target, args, kwargs
         ):
             return evaluate(target, args, kwargs)
+        written = self.pairs(self, target, args, kwargs)
+        if written is not NotImplemented:
+            return written
         if target not in self.spellings and not self.is_known(target):
             target = _as_view(target)
         rewrite = self.spellings.get(target)
@@ -117,15 +125,24 @@ class Tracer:
         return self.written_by(function, args, kwargs)
 
     def written_by(
-        self, function: Callable[..., Any], args: Sequence[Value], kwargs: Mapping[str, Value]
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Value],
+        kwargs: Mapping[str, Value],
+        in_pairs: bool = False,
     ) -> Value:
-        """Trace a function of plain torch, and write its operators; NotImplemented if it returns that."""
-        leaves, spec = pytree.tree_flatten((_plain(args), _plain(kwargs)))
-        given = [leaf for leaf in leaves if isinstance(leaf, (torch.fx.Node, torch.Tensor))]
+        """Trace a function of plain torch, and write its operators; NotImplemented if it returns that.
+
+        With `in_pairs` it takes and returns pairs, else the complex tensors that they stand for.
+        """
+        whole = None if in_pairs else is_pair
+        leaves, spec = pytree.tree_flatten((_plain(args), _plain(kwargs)), is_leaf=whole)
+        kinds = (torch.fx.Node, torch.Tensor, Pair)
+        given = [leaf for leaf in leaves if isinstance(leaf, kinds)]
 
         def run(*tensors: torch.Tensor) -> Any:
             feed = iter(tensors)
-            filled = [next(feed) if isinstance(x, (torch.fx.Node, torch.Tensor)) else x for x in leaves]
+            filled = [next(feed) if isinstance(x, kinds) else x for x in leaves]
             filled_args, filled_kwargs = pytree.tree_unflatten(filled, spec)
             result = function(*filled_args, **filled_kwargs)
             if result is NotImplemented:
@@ -146,7 +163,7 @@ class Tracer:
             elif node.op == "call_function":
                 inner = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
                 if isinstance(node.target, type):  # a tuple of named results
-                    env[node] = list(inner[0])
+                    env[node] = Pair(*inner[0]) if node.target is Pair else list(inner[0])
                     continue
                 env[node] = self.call(out_of_place(node.target) or node.target, *inner)
                 if out_of_place(node.target):  # later reads of the operand read the result
@@ -226,6 +243,8 @@ def _as_view(target: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Copy a graph's immutable lists into plain lists, to which a decomposition may write."""
+    if isinstance(value, Pair):
+        return value
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, tuple):

@@ -52,6 +52,7 @@ class Capabilities:
             them.
         in_float32: Wider types that the target computes in float32. Verification shows whether that is
             enough for a network.
+        in_pairs: Whether the target has no complex numbers, which are then written as pairs of real ones.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -66,6 +67,7 @@ class Capabilities:
     fixed_resizes: bool = False
     in_parts: frozenset[Any] = frozenset()
     in_float32: frozenset[torch.dtype] = frozenset()
+    in_pairs: bool = False
 
     def __post_init__(self) -> None:
         unknown = frozenset().union(*self.implementations) - IMPLEMENTATIONS

@@ -176,7 +176,7 @@ def _slice_scatter(n: Tracer, x: Value, source: Value, dim: int = 0, *ends: Any)
     count = -(-(stop - begin) // step)
     stop = min(begin + count * step, size)
     cuts = ((0, begin), (begin, stop), (stop, size))
-    before, replaced, after = (slice_(n, x, dim, *each) for each in cuts)
+    before, replaced, after = (n.write(aten.slice.Tensor, x, dim, *each) for each in cuts)
     if step == 1:
         return cat(n, [before, _copy(n, replaced, source), after], dim)
     return cat(n, [before, _scattered(n, replaced, source, dim, count, step), after], dim)

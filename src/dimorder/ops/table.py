@@ -17,6 +17,7 @@ from dimorder.ops import (
     attention,
     contraction,
     convolution,
+    fourier,
     indexed,
     lookup,
     masks,
@@ -41,7 +42,19 @@ from dimorder.ops.relation import Relation
 aten = torch.ops.aten
 
 _FAMILIES = (
-    *(attention, contraction, convolution, indexed, lookup, masks, moments, moves, normalization, pointwise),
+    *(
+        attention,
+        contraction,
+        convolution,
+        fourier,
+        indexed,
+        lookup,
+        masks,
+        moments,
+        moves,
+        normalization,
+        pointwise,
+    ),
     *(pooling, positions, quantization, rearranging, recurrent, reduction, resize, softmax),
 )
 

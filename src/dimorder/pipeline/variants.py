@@ -86,7 +86,13 @@ def capture_variants(source: Source, points: Sequence[Point], request: Request) 
         heads=capabilities.heads,
     )
     if sizes is None:
-        program = capture(source.model, source.args, source.kwargs, in_parts=capabilities.in_parts)
+        program = capture(
+            source.model,
+            source.args,
+            source.kwargs,
+            in_parts=capabilities.in_parts,
+            in_pairs=capabilities.in_pairs,
+        )
         programs, targets = rewrites([program]), [target]
     else:
         varying = [sizes.varying(point) for point in points]
@@ -128,7 +134,7 @@ def _capture_points(
 
     def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
         try:
-            return capture(sizes.at(point), slices=slices)
+            return capture(sizes.at(point), slices=slices, in_pairs=target.capabilities.in_pairs)
         except Exception as error:
             sizes.require(point)  # it says which operator does not accept these sizes
             if not isinstance(error, RuntimeError):

@@ -13,6 +13,7 @@ from dimorder.capture.captured import Captured
 from dimorder.capture.export import eval_mode
 from dimorder.capture.state import restored
 from dimorder.graph.nodes import tensors_in
+from dimorder.graph.pairs import real_views
 
 
 def takes_floats(exported: ExportedProgram) -> list[bool]:
@@ -38,7 +39,7 @@ def flat_network(
             for call in calls:
                 leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in call]
                 args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
-                tensors = tensors_in(reference(*args, **kwargs))
+                tensors = real_views(tensors_in(reference(*args, **kwargs)), program.in_pairs)
                 results += [tensor.clone() for tensor in tensors] if program.state else tensors
         return results
 

@@ -26,6 +26,7 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.exported import graph_with_tensors, replace_parts
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import EXPORTED, bound
+from dimorder.graph.pairs import real_views
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
 from dimorder.ops.dialect import dynamic_type
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
@@ -61,9 +62,11 @@ class FunctionalProgram:
     """An exported program as a graph that writes to nothing.
 
     Its constants and buffers are among its inputs. It returns the buffers' new values before its results.
+    With `in_pairs` it returns complex results as torch.view_as_real does.
     """
 
-    def __init__(self, exported: ExportedProgram) -> None:
+    def __init__(self, exported: ExportedProgram, in_pairs: bool = False) -> None:
+        self.in_pairs = in_pairs
         program = functionalize(exported, OPERATORS)
         specs, tensors = program.graph_signature.input_specs, {**program.state_dict, **program.constants}
         self.module = program.graph_module
@@ -93,7 +96,7 @@ class FunctionalProgram:
         ([tensor([0.3125])], [tensor([0.3333], dtype=torch.float64)])
         """
         results = [result for _, call in self.calls(leaves, numerics) for result in call]
-        return [result for result in results if isinstance(result, Tensor)]
+        return real_views([result for result in results if isinstance(result, Tensor)], self.in_pairs)
 
     def calls(
         self, leaves: Sequence[Any], numerics: Callable[[GraphModule], GraphRun] = GraphRun

@@ -290,7 +290,7 @@ class Trial:
 
     @cached_property
     def _functional(self) -> FunctionalProgram:
-        return FunctionalProgram(self.exported)
+        return FunctionalProgram(self.exported, self.program.in_pairs)
 
     def _logical(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         specs, got = self.contract.inputs, list[torch.Tensor]()

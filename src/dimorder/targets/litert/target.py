@@ -171,6 +171,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         heads=_HEADS,
         in_parts=frozenset(PARTS),
         in_float32=frozenset({torch.float64}),
+        in_pairs=True,
     )
     return Target(
         "litert",

@@ -214,6 +214,7 @@ def _target(
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             split_channels=SPLIT_CHANNELS,
+            in_pairs=True,
         ),
         counted(min_run=MIN_RUN),
         files=TargetFiles(load, check, (sidecar.SUFFIX,)),

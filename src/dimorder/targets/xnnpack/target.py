@@ -177,6 +177,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         heads=_HEADS,
         fixed_resizes=True,
         at_all_sizes=partial(_at_all_sizes, operators),
+        in_pairs=True,
     )
     return Target(
         "xnnpack",
