@@ -23,7 +23,8 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized import DEQUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from tests.small_networks import OneInput
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
 from tests.targets.quantised import INT8, Net, Symmetric, by_arm, by_xnnpack, quantised
 
@@ -217,3 +218,14 @@ def test_a_constant_of_integers_is_an_operand() -> None:
     lowered = lowered_for_litert(Offset(), X)
     assert lowered.plan.float_islands == ()
     assert kinds(lowered) == {"QUANTIZE": 1, "ADD": 1, "DEQUANTIZE": 1}
+
+
+def test_a_number_of_no_dimensions_may_be_an_integer() -> None:
+    """The shape of such a number is an empty constant of the file."""
+
+    def rounded(m: Any, x: Tensor) -> Tensor:
+        return DEQUANTIZE(QUANTIZE(x, 0.05, 3, -128, 127, torch.int8), 0.05, 3, -128, 127, torch.int8)
+
+    types = {"input_types": "int8", "output_types": "int8"}
+    lowered = dimorder.lower(OneInput(rounded), (torch.tensor(0.7),), target="litert", **types)
+    assert int(lowered.run(torch.tensor(17, dtype=torch.int8))) == 17

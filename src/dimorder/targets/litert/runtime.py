@@ -78,7 +78,13 @@ class LiteRtProgram:
     def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of these names as the last run left them."""
         details = self._interpreter.get_tensor_details()
-        return {each["name"]: self._tensor(each["index"]) for each in details if each["name"] in names}
+        return {
+            each["name"]: self._tensor(each["index"])
+            if np.all(each["shape"])
+            else torch.from_numpy(np.empty(each["shape"], each["dtype"]))  # LiteRT reads no empty one
+            for each in details
+            if each["name"] in names
+        }
 
     def _tensor(self, index: int) -> torch.Tensor:
         return torch.from_numpy(np.asarray(self._interpreter.get_tensor(index)))  # a number has no dimensions
