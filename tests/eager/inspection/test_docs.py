@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 @pytest.fixture(scope="module")
 def network():
-    code = re.findall(r"```python\n(.*?)```", (DOCS / "inspect.md").read_text(), re.S)[0]
+    code = re.findall(r'```python title="segment.py"\n(.*?)```', (DOCS / "inspect.md").read_text(), re.S)[0]
     names: dict = {}
     exec(compile(code, "segment.py", "exec"), names)
     return names["network"]
