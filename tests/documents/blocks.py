@@ -2,8 +2,8 @@
 
 - A Python block runs in the page's namespace. One with a title (```python title="net.py") is written to that
   file.
-- A block of a shell (sh) runs each `dimorder …` and `python …`. In a console block a command follows `$ `. Its
-  output comes next, if it is shown.
+- A block of a shell (sh) runs each `dimorder …` and `python …`. In a console block a command follows `$ `.
+  Its output comes next, if it is shown.
 - A text block after the comment `<!-- output -->` is what the block before it prints.
 - A block after the comment `<!-- not run: REASON -->` cannot run in a test.
 
