@@ -22,7 +22,7 @@ from dimorder.ops.operator import Spell
 
 aten = torch.ops.aten
 
-_Operand = Any  # a pair, a real tensor or a Python number
+_PairOperand = Any  # a pair, a real tensor or a Python number
 
 
 def write_pairs(n: Tracer, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
@@ -117,7 +117,7 @@ _MIXING = (
 # -- arithmetic, in plain torch
 
 
-def _split(x: _Operand) -> tuple[Any, Any]:
+def _split(x: _PairOperand) -> tuple[Any, Any]:
     """Return the real part, and the imaginary part or None."""
     if isinstance(x, Pair):
         return x
@@ -141,19 +141,19 @@ def _pair(re: Tensor, im: Any) -> Pair:
     return Pair(*torch.broadcast_tensors(re, im))
 
 
-def _add(x: _Operand, y: _Operand, alpha: float = 1, sign: int = 1) -> Pair:
+def _add(x: _PairOperand, y: _PairOperand, alpha: float = 1, sign: int = 1) -> Pair:
     (a, b), (c, d) = _split(x), _split(y if alpha == 1 else _mul(y, alpha))
     return _pair(_added(a, c, sign), _added(b, d, sign))
 
 
-def _rsub(x: _Operand, y: _Operand, alpha: float = 1) -> Pair:
+def _rsub(x: _PairOperand, y: _PairOperand, alpha: float = 1) -> Pair:
     return _add(y, x if alpha == 1 else _mul(x, alpha), sign=-1)
 
 
-def _bilinear(of: Callable[..., Any]) -> Callable[[_Operand, _Operand], Pair]:
+def _bilinear(of: Callable[..., Any]) -> Callable[[_PairOperand, _PairOperand], Pair]:
     """Return a product of complex numbers, from `of`, the same product of real ones."""
 
-    def compute(x: _Operand, y: _Operand) -> Pair:
+    def compute(x: _PairOperand, y: _PairOperand) -> Pair:
         def product(left: Any, right: Any) -> Any:
             return None if left is None or right is None else of(left, right)
 
@@ -166,12 +166,14 @@ def _bilinear(of: Callable[..., Any]) -> Callable[[_Operand, _Operand], Pair]:
 _mul = _bilinear(operator.mul)
 
 
-def _linear(x: _Operand, weight: _Operand, bias: _Operand = None) -> Pair:
+def _linear(x: _PairOperand, weight: _PairOperand, bias: _PairOperand = None) -> Pair:
     y = _bilinear(torch.nn.functional.linear)(x, weight)
     return y if bias is None else _add(y, bias)
 
 
-def _convolution(x: _Operand, weight: _Operand, bias: _Operand, stride: Sequence[int], *args: Any) -> Pair:
+def _convolution(
+    x: _PairOperand, weight: _PairOperand, bias: _PairOperand, stride: Sequence[int], *args: Any
+) -> Pair:
     y = _bilinear(lambda a, b: torch.convolution(a, b, None, stride, *args))(x, weight)
     if bias is None:
         return y
@@ -202,7 +204,7 @@ def _reciprocal(z: Pair) -> Pair:
     return Pair(re / square, -im / square)
 
 
-def _div(x: _Operand, y: _Operand) -> Pair:
+def _div(x: _PairOperand, y: _PairOperand) -> Pair:
     if isinstance(y, Pair):
         return _mul(x, _reciprocal(y))
     if isinstance(y, complex):
@@ -228,7 +230,7 @@ def _sqrt(z: Pair) -> Pair:
     return Pair(torch.sqrt((size + re).clamp(min=0.0) * 0.5), torch.where(im < 0, -half, half))
 
 
-def _pow(z: _Operand, power: _Operand) -> Any:
+def _pow(z: _PairOperand, power: _PairOperand) -> Any:
     if isinstance(power, (int, float)) and power == int(power) and 1 <= power <= 4:
         result = z
         for _ in range(int(power) - 1):
@@ -248,7 +250,7 @@ def _polar(size: Tensor, angle: Tensor) -> Pair:
     return Pair(size * torch.cos(angle), size * torch.sin(angle))
 
 
-def _addmm(x: _Operand, a: _Operand, b: _Operand, beta: float = 1, alpha: float = 1) -> Pair:
+def _addmm(x: _PairOperand, a: _PairOperand, b: _PairOperand, beta: float = 1, alpha: float = 1) -> Pair:
     product = _bilinear(torch.matmul)(a, b)
     return _add(_mul(x, beta), _mul(product, alpha))
 
