@@ -84,9 +84,10 @@ REFUSED: dict[str, tuple[Net, str, str]] = {
         "the zero point 500, outside of -128 to 127",
     ),
     "an operator that nothing computes": (
-        _between(lambda x: torch.fft.rfft(x).abs()),
-        "aten._fft_r2c",
-        "XNNPACK has no aten._fft_r2c.default",
+        _between(lambda x: torch.special.bessel_j0(x)),
+        "aten.special_bessel_j0.default",
+        "no kernel in the runtime for aten::special_bessel_j0.out"
+        " (outside because: XNNPACK has no aten.special_bessel_j0.default)",
     ),
 }
 
@@ -98,7 +99,8 @@ def test_a_refusal_says_where_what_and_what_to_do(name: str) -> None:
         dimorder.lower(network, (X,), target="xnnpack")
     told = str(refused.value).splitlines()
     assert re.fullmatch(rf"{re.escape(where)} \(test_integer_errors\.py:\d+(, in .*)?\)", told[0])
-    assert told[1:] == [f"  found: {found}", "  fix: replace it in the module, or choose another target"]
+    assert told[1] == f"  found: {found}"
+    assert told[2].startswith("  fix: replace it in the module, or ") and len(told) == 3
 
 
 def _convolved(net: Any, x: Tensor, zero_points: Tensor) -> Tensor:

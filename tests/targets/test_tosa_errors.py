@@ -156,13 +156,6 @@ BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor
         "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
     ),
     "float64": (lambda x: x * 2, (r(3, 5).double(),), (), "input 'inputs_0'", f"torch.float64; {TYPES}"),
-    "complex": (
-        lambda x: x * 2,
-        (r(3, 5, dtype=torch.complex64),),
-        (),
-        "input 'inputs_0'",
-        f"torch.complex64; {TYPES}",
-    ),
     "a constant of float64": (
         lambda x: (x * 2, torch.ones_like(x, dtype=torch.float64)),
         (r(3, 5),),
