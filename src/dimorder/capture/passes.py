@@ -57,6 +57,33 @@ def merge_common_subexpressions(module: GraphModule) -> None:
                 replace_node(node, known)
 
 
+def merge_slices(module: GraphModule) -> None:
+    """Cut what slices leave of a slice directly from the whole, in place.
+
+    >>> from dimorder.capture.captured import capture
+    >>> class Gates(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         gates = x[:, 6:]
+    ...         return gates[:, :1] + gates[:, 1:]
+    >>> nodes = capture(Gates(), (torch.ones(2, 8),)).nodes
+    >>> [node.args[1:] for node in nodes if node.target is aten.slice.Tensor]
+    [(1, 6, 7, 1), (1, 7, 8, 1)]
+    """
+    for node in list(module.graph.nodes):
+        if node.target is not aten.slice.Tensor:
+            continue
+        whole, dim, *cut = args_of(node)
+        if not node.users or any(user.target is not aten.slice.Tensor for user in node.users):
+            continue
+        for user in list(node.users):
+            _, inner_dim, *inner = args_of(user)
+            size = shape_of(whole)[dim]
+            if inner_dim == dim and all(isinstance(n, int) for n in (size, *cut, *inner)):
+                left = range(size)[slice(*cut)][slice(*inner)]
+                user.args = (whole, dim, left.start, min(left.stop, size), left.step)
+    module.graph.eliminate_dead_code()
+
+
 def crop_conv_padding(module: GraphModule) -> None:
     """Replace a convolution whose result is cut by a padding and a convolution, in place.
 
@@ -102,6 +129,7 @@ _GRAPH = (graph_faults,)
 GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
     Pass("normalize quantization", normalize_quantization, _GRAPH, _GRAPH),
     Pass("merge common subexpressions", merge_common_subexpressions, _GRAPH, _GRAPH),
+    Pass("merge slices", merge_slices, _GRAPH, _GRAPH),
     Pass("crop padding of convolutions", crop_conv_padding, _GRAPH, _GRAPH),
     Pass("refuse random numbers", refuse_random),
 )

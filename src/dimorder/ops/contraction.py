@@ -221,6 +221,22 @@ def _multiply(c: Call) -> None:
 _MATMUL = (aten.matmul.default,)
 _MATMUL_AND_ADD = (aten.matmul.default, aten.add.Tensor)
 
+
+def few_features_first(most: int) -> Implementation:
+    """Return the implementation of linears of at most `most` features on each side: features outermost.
+
+    A target lists it as its own if its matmul is slower than its linear, with the size where that stops to
+    matter. Attention that mixes its heads by a linear is an example.
+    """
+
+    def applies(node: torch.fx.Node) -> bool:
+        weight = node.args[1]
+        assert isinstance(weight, torch.fx.Node)
+        return weight.op == "get_attr" and max(shape_of(weight)) <= most
+
+    return Implementation("few features first", "k *", _linear_features_first, _MATMUL_AND_ADD, applies)
+
+
 OPERATORS = (
     Operator(
         (aten.linear.default,),

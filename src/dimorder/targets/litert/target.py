@@ -16,6 +16,7 @@ from dimorder.errors import UsageError
 from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_into_inputs
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
+from dimorder.ops.contraction import few_features_first
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
@@ -119,6 +120,7 @@ def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
 # As for XNNPACK, which computes most of a file.
 _SPLIT_CHANNELS = 16
 _MIN_RUN = 8
+_FEW_FEATURES = 16
 _HEADS = HeadLimits(channels=32, most_joined=32)
 _NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
 _RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
@@ -166,7 +168,10 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         max_rank=MAX_RANK,
         at_all_sizes=partial(unfit_sizes, table),
         takes=unfit_input,
-        own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
+        own_implementations={
+            "aten.convolution": (depthwise_in_parts(PART_TAPS),),
+            "aten.linear": (few_features_first(_FEW_FEATURES),),
+        },
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         in_parts=frozenset(PARTS),

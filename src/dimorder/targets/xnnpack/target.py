@@ -18,6 +18,7 @@ from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
+from dimorder.ops.contraction import few_features_first
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
@@ -95,6 +96,8 @@ def check(path: str, data: bytes) -> FileSummary:
 # XNNPACK computes 16 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its slices, 8
 # of 8 take 1.7 times, and 8 of 16 as long.
 _SPLIT_CHANNELS = 16
+# Its matmul packs the right operand, as a transposition would: both take as long for 4 to 64 features.
+_FEW_FEATURES = 16
 # XNNPACK computes 16 or 32 channels at a time. Attention with heads of 32 or 64 takes 0.88 to 0.98 of the
 # time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times. More than 32 slices take longer
 # than one delegate saves.
@@ -172,7 +175,10 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         wrong_outside,
         (_IMPLEMENTATIONS,),
         MAX_RANK,
-        own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
+        own_implementations={
+            "aten.convolution": (depthwise_in_parts(PART_TAPS),),
+            "aten.linear": (few_features_first(_FEW_FEATURES),),
+        },
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         fixed_resizes=True,
