@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Make the links of a page of docs/ those of the site."""
     if page.file.generated_by:
         return markdown
-    return _with_site_links(markdown, folder="docs/")
+    return _with_site_links(markdown, folder=f"docs/{Path(page.file.src_uri).parent}/")
 
 
 def reference() -> str:
@@ -81,7 +81,7 @@ def _with_site_links(text: str, folder: str) -> str:
 
     Links in generated pages are relative to the page, those of a document to its folder in the repository.
     """
-    depth = "../" if folder.startswith("benchmarks") else ""
+    depth = "../" if folder in ("benchmarks/results/", "docs/tutorials/") else ""
 
     def site_link(match: re.Match[str]) -> str:
         picture, shown, link = match.groups()
@@ -100,6 +100,6 @@ def _page_of(place: str) -> str | None:
     if place in PAGES:
         return PAGES[place]
     for folder, pages in (("docs/", ""), ("benchmarks/results/", "benchmarks/")):
-        if place.startswith(folder) and place.endswith((".md", ".png")):
+        if place.startswith(folder) and place.endswith((".md", ".png", ".svg")):
             return pages + place.removeprefix(folder)
     return None

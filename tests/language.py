@@ -74,7 +74,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def checked_files() -> list[Path]:
     """Return the documents, and the modules of the package, the tests, the benchmarks and the examples."""
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     modules = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return sorted(path for path in documents if path.name not in GENERATED) + modules
 

@@ -17,7 +17,7 @@ from tests.test_imports import FILES, MAY_IMPORT
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 MOST_WORDS, MOST_LINES = 30, 150  # a reader learns few words, and three screens
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,21 @@ from tests.zoo import load_torchvision
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in DOCUMENTS if any(block.runs for block in blocks(page))]
-SLOW = {"use", "integers", "litert", "npu", "how-a-plan-is-made"}
+SLOW = {
+    "use",
+    "integers",
+    "litert",
+    "npu",
+    "how-a-plan-is-made",
+    "camera",
+    "ethos-u",
+    "any-size",
+    "delegate-kit",
+}
 # How many blocks a page says that it cannot run. A new one needs a reason that a reader understands.
 NOT_RUN = 17
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+MOST_WORDS, MOST_LINES = 500, 120
 
 
 @pytest.mark.parametrize(
@@ -54,6 +67,13 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(
 def test_few_blocks_are_not_run() -> None:
     marked = [block.mark for page in DOCUMENTS for block in blocks(page) if block.mark.startswith("not run")]
     assert len(marked) == NOT_RUN, "\n".join(marked)
+
+
+def test_the_readme_has_at_most_500_words_and_a_tutorial_fewer_than_120_lines() -> None:
+    readme = re.sub(r"<!--.*?-->|\]\([^)]*\)", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(readme.split()) <= MOST_WORDS
+    long = [page.name for page in TUTORIALS if len(page.read_text().splitlines()) >= MOST_LINES]
+    assert len(TUTORIALS) > 1 and not long
 
 
 def test_each_mark_stands_before_a_block() -> None:
