@@ -20,17 +20,12 @@ import dimorder
 from dimorder.cmake import CPP
 from dimorder.errors import UsageError
 from dimorder.executorch import export_runner
+from tests.commands import run_command
 from tests.device import emulation
 from tests.device.networks import image
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-
-
-def done(*command: object, **options: object) -> str:
-    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    return finished.stdout
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +43,26 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_wheel_builds_the_example_application(net: nn.Module, folder: Path) -> None:
-    done(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    run_command(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
     (wheel,) = folder.glob("dimorder-*.whl")
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
-    done(*PIP, "--python", python, "install", "--no-deps", wheel, f"executorch=={executorch_version()}")
+    run_command(
+        *PIP, "--python", python, "install", "--no-deps", wheel, f"executorch=={executorch_version()}"
+    )
     # torch and all else that is not under test comes from the environment of the tests.
-    site = done(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    site = run_command(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     Path(site, "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    package = done(python, "-m", "dimorder.cmake").strip()
+    package = run_command(python, "-m", "dimorder.cmake").strip()
     assert package.startswith(str(folder))
     build = folder / "build"
-    done("cmake", "-S", ROOT / "examples" / "device", "-B", build, f"-Ddimorder_DIR={package}")
-    done("cmake", "--build", build)
+    run_command("cmake", "-S", ROOT / "examples" / "device", "-B", build, f"-Ddimorder_DIR={package}")
+    run_command("cmake", "--build", build)
     for order, conversions in (("NCHW", 1), ("NHWC", 0)):
         path = dimorder.lower(net, (image((1, 3, 12, 16)),), target="xnnpack", input_orders=order).save(
             folder / f"{order}.pte"
         )
-        told = done(build / "camera", path)
+        told = run_command(build / "camera", path)
         assert re.fullmatch(rf"5 numbers, the first \S+; {conversions} conversions of the input\n", told)
 
 
@@ -89,7 +86,7 @@ def test_an_exported_runner_checks_the_network(net: nn.Module, folder: Path) -> 
     }
     assert "input   input    1 x 3 x 12 x 16  float32  NCHW" in (project / "README.md").read_text()
     runner = emulation.built()
-    assert "equal" in done("sh", project / "check.sh", runner)
+    assert "equal" in run_command("sh", project / "check.sh", runner)
     other = net[3].bias.detach().clone()
     with torch.no_grad():
         net[3].bias += 0.1
@@ -105,10 +102,10 @@ def test_an_exported_runner_is_built_from_its_own_sources(net: nn.Module, folder
 
     path = dimorder.lower(net, (image((1, 3, 12, 16)),), target="xnnpack").save(folder / "net.pte")
     project = export_runner(path, folder / "check")
-    done("cmake", "-S", project, "-B", project / "build", f"-Dexecutorch_DIR={executorch_package()}")
-    done("cmake", "--build", project / "build", "--parallel", "2")
+    run_command("cmake", "-S", project, "-B", project / "build", f"-Dexecutorch_DIR={executorch_package()}")
+    run_command("cmake", "--build", project / "build", "--parallel", "2")
     runner = project / "build" / "dimorder" / "runner" / "dimorder-run"
-    assert "equal" in done("sh", project / "check.sh", runner)
+    assert "equal" in run_command("sh", project / "check.sh", runner)
 
 
 def test_a_folder_that_holds_something_is_left_alone(net: nn.Module, folder: Path) -> None:

@@ -10,15 +10,16 @@ from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser
 from dimorder.errors import UnsupportedError
 
-EXAMPLES = """\
+INSTALL = "pip install 'dimorder[executorch,demo]' && pip install --no-deps facenet-pytorch==2.6.0"
+
+EXAMPLES = f"""\
   dimorder demo
   dimorder demo -o faces
 
 It needs about a minute, and no network connection. The pictures are scikit-image's, and the weights are
-facenet-pytorch's: pip install 'dimorder[executorch,demo]', then
-pip install --no-deps facenet-pytorch==2.6.0"""
+facenet-pytorch's:
 
-INSTALL = "pip install 'dimorder[executorch,demo]'"
+  {INSTALL}"""
 
 
 def add_options(parser: CommandParser) -> None:
