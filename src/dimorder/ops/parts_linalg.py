@@ -272,7 +272,7 @@ _OF_SMALL: Mapping[Any, Callable[..., Any]] = {
     aten.linalg_solve_triangular.default: _solve_triangular,
     aten.triangular_solve.default: _triangular_solve,
     aten.linalg_cholesky.default: _cholesky,
-    aten.cholesky.default: _cholesky,
+    **({aten.cholesky.default: _cholesky} if hasattr(aten, "cholesky") else {}),  # gone in torch 2.15
     aten.cholesky_solve.default: _cholesky_solve,
     aten.cholesky_inverse.default: _cholesky_inverse,
     aten.linalg_lu_factor_ex.default: _lu_factor_ex,
