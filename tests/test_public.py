@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+import functools
 import inspect
+import pkgutil
 import typing
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,14 @@ import pytest
 import torch
 
 import dimorder
+import dimorder.executorch
 from dimorder import targets
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.cli import parser
+from dimorder.eager.inspection.inspection import Inspection
 from dimorder.errors import UsageError
+from dimorder.executorch.checking import Check
+from dimorder.plans.network_plan import NetworkPlan
 
 NAMES = {
     *("DimOrder", "DimorderError", "Layout", "Lowered", "Orders", "Program", "QuantizedNetwork", "Types"),
@@ -22,7 +29,13 @@ NAMES = {
     *("load", "lower", "plan", "quantize", "to_channels_last", "to_contiguous", "unblock"),
 }
 ALIASES = {"Orders", "Types"}
-NEVER_RAISES = {"collate", "is_channels_last"}
+NEVER_RAISES = {f"dimorder.{name}" for name in ("collate", "is_channels_last")} | {
+    f"dimorder.executorch.{name}" for name in ("canonicalize", "guarded", "probe", "sweep")
+}
+PASSES = {  # without options
+    f"dimorder.executorch.{name}"
+    for name in ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators")
+}
 
 
 def test_these_names_are_public() -> None:
@@ -31,17 +44,52 @@ def test_these_names_are_public() -> None:
         assert getattr(dimorder, name) is not None
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - ALIASES))
+PUBLIC = {f"dimorder.{name}": getattr(dimorder, name) for name in NAMES - ALIASES} | {
+    f"dimorder.executorch.{name}": getattr(dimorder.executorch, name) for name in dimorder.executorch.__all__
+}
+RESULTS = {each.__name__: each for each in (Check, Inspection, NetworkPlan)}  # that public functions return
+CLASSES = {name: each for name, each in {**PUBLIC, **RESULTS}.items() if inspect.isclass(each)}
+METHODS = sorted(
+    f"{name}.{method}"
+    for name, each in CLASSES.items()
+    for method, value in vars(each).items()
+    if not method.startswith("_")
+    and (callable(value) or isinstance(value, staticmethod | property | functools.cached_property))
+    and not any(hasattr(base, method) for base in each.__mro__[1:])  # such as `call` of ExecuTorch's passes
+)
+
+
+def examples(value: Any) -> str:
+    """Return the source of the examples in a docstring that run as doctests."""
+    found = doctest.DocTestParser().get_examples(inspect.getdoc(value) or "")
+    return "".join(each.source for each in found if doctest.SKIP not in each.options)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_its_docstring_has_what_it_takes_gives_and_raises_and_an_example(name: str) -> None:
-    value = getattr(dimorder, name)
+    value = PUBLIC[name]
     text = inspect.getdoc(value) or ""
-    assert ">>> " in text
-    sections = {"Args:"} if inspect.isclass(value) else {"Args:", "Returns:", "Raises:"}
-    if inspect.isclass(value) and "Attributes:" in text:
-        sections = {"Attributes:"}
-    if name in NEVER_RAISES:
-        sections -= {"Raises:"}
-    assert {each for each in sections if each not in text} == set()
+    assert examples(value)
+    if inspect.isroutine(value):
+        sections = {"Args:", "Returns:", "Raises:"} - ({"Raises:"} if name in NEVER_RAISES else set())
+        assert {each for each in sections if each not in text} == set()
+    else:
+        assert "Args:" in text or "Attributes:" in text or name in PASSES
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_public_method_says_what_it_does_and_has_an_example(name: str) -> None:
+    home, _, method = name.rpartition(".")
+    value = inspect.getattr_static(CLASSES[home], method)
+    assert inspect.getdoc(value)
+    assert examples(value) or f".{method}" in examples(CLASSES[home])
+
+
+@pytest.mark.parametrize("package", [dimorder, dimorder.executorch])
+def test_no_public_name_is_a_module_too(package: Any) -> None:
+    """Else it is the one or the other, by what was imported first."""
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert modules.isdisjoint({*package.__all__})
 
 
 def test_orders_and_types_are_types() -> None:

@@ -75,15 +75,33 @@ class Lowered:
 
     @property
     def contract(self) -> Contract:
+        """Return what the program promises: the shape, type and order of each input and output.
+
+        >>> from dimorder.api import lower
+        >>> print(lower(torch.nn.Conv2d(3, 8, 3), (torch.ones(2, 3, 5, 7),), output_orders="NHWC").contract)
+        input   input    2 x 3 x 5 x 7  float32  NCHW (0, 1, 2, 3)
+        output  output0  2 x 8 x 3 x 5  float32  NHWC (0, 2, 3, 1)
+        """
         return self.plan.contract
 
     @property
     def max_rel_error(self) -> float:
+        """Return the largest relative error against the network, of the physical program and the artifact.
+
+        >>> from dimorder.api import lower
+        >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),)).max_rel_error
+        0.0
+        """
         return self.verified.max_rel_error
 
     @property
     def wasted(self) -> list[WastedLevels]:
-        """Return the quantised values with a clamp beside them, and how many integers each clamp wastes."""
+        """Return the quantised values with a clamp beside them, and how many integers each clamp wastes.
+
+        >>> from dimorder.api import lower
+        >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),)).wasted  # a float network has none
+        []
+        """
         return wasted_levels(self.program.module.graph)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -97,6 +115,11 @@ class Lowered:
 
         Raises:
             UsageError: if the name has another suffix, or if the file cannot be written.
+
+        >>> import tempfile
+        >>> from dimorder.api import lower
+        >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),)).save(Path(tempfile.mkdtemp(), "relu.pt2")).name
+        'relu.pt2'
         """
         self.target.check_name(Path(path))
         return write_whole(path, self.artifact.data, self.artifact.companions)
@@ -192,7 +215,12 @@ class Lowered:
         return self.program.result(outputs)
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Return the result of a call."""
+        """Return the result of a call.
+
+        >>> from dimorder.api import lower
+        >>> lower(torch.nn.ReLU(), (torch.ones(2),)).run(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+        """
         return self(*args, on_mismatch=on_mismatch, **kwargs)
 
     def _tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -213,7 +241,21 @@ class Lowered:
         return fed
 
     def reset(self) -> None:
-        """Restore the state before the first `run`; this does nothing for a program without state."""
+        """Restore the state before the first call; this does nothing for a program without state.
+
+        >>> from dimorder.api import lower
+        >>> class Counter(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("count", torch.zeros(1))
+        ...     def forward(self, x):
+        ...         self.count += x
+        ...         return self.count.clone()
+        >>> one = torch.ones(1)
+        >>> counter = lower(Counter(), (one,))
+        >>> counter(one), counter(one), counter.reset(), counter(one)
+        (tensor([1.]), tensor([2.]), None, tensor([1.]))
+        """
         if self.program.state:
             restart(self._started)
 
@@ -222,7 +264,13 @@ class Lowered:
         return self.artifact.start()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `dimorder lower --json` writes; the keys are stable."""
+        """Return what `dimorder lower --json` writes; the keys are stable.
+
+        >>> from dimorder.api import lower
+        >>> data = lower(torch.nn.Conv2d(3, 8, 3), (torch.ones(2, 3, 5, 7),)).to_dict()
+        >>> data["conversion_count"], data["cost"], data["optimal"]
+        (2, 1800, True)
+        """
         return {
             **self.plan.to_dict(),
             "constant_bytes_added": self.constant_bytes_added,

@@ -12,7 +12,7 @@ from dimorder.executorch import XNNPACK, guarded, sweep
 from dimorder.executorch.attempt import Outcome, attempt
 from dimorder.executorch.cases import Case, cases
 from dimorder.executorch.lowering_paths import BACKENDS, run_bare, stock
-from dimorder.executorch.probe import TOGETHER, group_cases, outcomes, tabulate
+from dimorder.executorch.probing import TOGETHER, group_cases, outcomes, tabulate
 from dimorder.runtime.kernels import KernelCall
 
 RANKS = ("3", "4", "5")

@@ -146,7 +146,11 @@ class DimOrder:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether this is the row-major order, by its dims alone; `equivalent` compares for a shape."""
+        """Whether this is the row-major order, by its dims alone; `equivalent` compares for a shape.
+
+        >>> DimOrder(0, 1, 2, 3).is_contiguous, DimOrder(0, 2, 3, 1).is_contiguous
+        (True, False)
+        """
         return self.dims == tuple(range(len(self.dims)))
 
     @property

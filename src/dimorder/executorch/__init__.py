@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         RevertDimOrderOperators,
         canonicalize,
     )
-    from dimorder.executorch.probe import probe, sweep
+    from dimorder.executorch.probing import probe, sweep
     from dimorder.executorch.runner_project import export_runner
 
 _HOMES = {
@@ -30,7 +30,7 @@ _HOMES = {
     "layout": ("ARM_TOSA", "DelegateLayout", "PORTABLE", "VULKAN", "XNNPACK"),
     "legalization": ("Legalize", "legalize"),
     "passes": ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators", "canonicalize"),
-    "probe": ("probe", "sweep"),
+    "probing": ("probe", "sweep"),
     "runner_project": ("export_runner",),
 }
 __all__ = [

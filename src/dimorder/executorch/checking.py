@@ -37,7 +37,12 @@ class CheckedCall:
 
 @dataclass(frozen=True)
 class Check:
-    """A program's boundary, operators and conversions; None for a network, which is no file."""
+    """A program's boundary, operators and conversions; None for a network, which is no file.
+
+    >>> found = Check(None, (CheckedCall("aten::flip.out", "rank 4 LL", "wrong"),))
+    >>> found.is_safe, found.conversion_count, found.fed, found.to_dict()["safe"]
+    (False, None, {}, False)
+    """
 
     contract: Contract | None
     rows: tuple[CheckedCall, ...]
@@ -59,6 +64,7 @@ class Check:
         return {} if self.contract is None else {spec.name: fed(spec) for spec in self.contract.inputs}
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of `dimorder check --json`; the keys are stable."""
         return {
             "safe": self.is_safe,
             "boundaries": None if self.contract is None else self.contract.to_dict(),

@@ -75,9 +75,15 @@ class FileConversions:
         bytes: The size of the tensors that they move, each counted once. A conversion that only moves
             dimensions of 1 counts nothing.
 
-    >>> print(FileConversions((), (OutsideConversions("aten::permute_copy.out", 2, 840),)))
+    >>> other = DelegateConversions("VulkanBackend")
+    >>> found = FileConversions((other,), (OutsideConversions("aten::permute_copy.out", 2, 840),))
+    >>> print(found)
     moved    aten::permute_copy.out x2, 840 bytes
-    conversions  2, 840 bytes moved
+    conversions  2, 840 bytes moved, besides what VulkanBackend makes
+    >>> found.conversion_count, found.bytes, found.unread
+    (2, 840, ('VulkanBackend',))
+    >>> found.to_dict()["outside"]
+    {'aten::permute_copy.out': {'count': 2, 'bytes': 840}}
     """
 
     delegates: tuple[DelegateConversions, ...]
@@ -85,10 +91,12 @@ class FileConversions:
 
     @property
     def conversion_count(self) -> int:
+        """Return the number of conversions."""
         return sum(d.transposes or 0 for d in self.delegates) + sum(o.count for o in self.outside)
 
     @property
     def bytes(self) -> int:
+        """Return the bytes that all conversions move."""
         return sum(d.bytes or 0 for d in self.delegates) + sum(o.bytes for o in self.outside)
 
     @property

@@ -63,16 +63,37 @@ class DelegateLayout:
                 )
 
     def at_boundary(self, rank: int) -> tuple[DimOrder, ...]:
+        """Return the accepted orders of inputs and outputs of a rank.
+
+        >>> PORTABLE.at_boundary(4), ARM_TOSA.at_boundary(4)
+        ((DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)), (DimOrder(0, 1, 2, 3),))
+        """
         return self.boundary.get(rank, (DimOrder.contiguous(rank),))
 
     def of_weight(self, rank: int) -> tuple[DimOrder, ...]:
+        """Return the accepted orders of weights of a rank.
+
+        >>> PORTABLE.of_weight(4), PORTABLE.of_weight(2)
+        ((DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)), (DimOrder(0, 1),))
+        """
         return self.weights.get(rank, (DimOrder.contiguous(rank),))
 
     def of_operator(self, operator: str) -> tuple[DimOrder, ...]:
+        """Return the orders in which an operator takes its 4-D inputs.
+
+        >>> mine = DelegateLayout("Mine", operators={"convolution": (NHWC,)})
+        >>> mine.of_operator("convolution"), mine.of_operator("add.Tensor")
+        ((DimOrder(0, 2, 3, 1),), (DimOrder(0, 1, 2, 3),))
+        """
         return self.operators.get(operator, self.default)
 
     def takes(self, operator: str, rank: int) -> bool:
-        """Return whether the delegate takes an operator at a rank, in any order."""
+        """Return whether the delegate takes an operator at a rank, in any order.
+
+        >>> mine = DelegateLayout("Mine", ranks={"convolution": (4,)})
+        >>> mine.takes("convolution", 4), mine.takes("convolution", 3), mine.takes("relu", 3)
+        (True, False, True)
+        """
         return rank in self.ranks.get(operator, (rank,))
 
 

@@ -6,24 +6,20 @@ Everything here is derived from the solver's plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.graph.nodes import operator_name, where
 from dimorder.layout.problem import Extracted
-from dimorder.ops.problem_map import BufferInfo
 from dimorder.planning.plan import Certificate, LayoutPlan
 from dimorder.planning.problem import Conversion
 from dimorder.planning.solve import solve_without
+from dimorder.plans.order_names import order_name
 from dimorder.sizes.ranges import RangeProof
 from dimorder.sizes.symbolic_program import format_point
 from dimorder.text import counted, notebook_html, shape_text
-
-_LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
 
 @dataclass(frozen=True)
@@ -147,6 +143,20 @@ class NetworkPlan:
         float_islands: The operators of a quantised network that are computed in float32, each with the
             reason. They are known once the program is emitted.
         ranges: The proof for dynamic sizes, if any. Sizes and costs are then those at `ranges.cost_at`.
+
+    >>> import torch
+    >>> from dimorder.api import plan
+    >>> found = plan(torch.nn.Conv2d(3, 8, 3), (torch.ones(2, 3, 5, 7),), input_orders="NHWC")
+    >>> found.cost, found.units, found.certificate.optimal, found.check()
+    ((960, 1), ('bytes', 'conversions'), True, ())
+    >>> found.opaque, found.outside, found.blocks  # no operator is in anyone's way
+    ((), (), ())
+    >>> [conversion.to_order for conversion in found.conversions]
+    ['NCHW (0, 1, 2, 3)']
+    >>> print(found.explain(0).advice)
+    take this output in NHWC (0, 2, 3, 1), which the program can give for free
+    >>> found.to_dict()["lower_bound"]
+    960
     """
 
     target: str
@@ -163,14 +173,17 @@ class NetworkPlan:
 
     @property
     def cost(self) -> tuple[int, ...]:
+        """Return the cost in `units`, the objective first."""
         return self.layout_plan.cost
 
     @property
     def units(self) -> tuple[str, ...]:
+        """Return the units of `cost`, such as bytes and conversions."""
         return self.layout_plan.units
 
     @property
     def conversions(self) -> tuple[PlannedConversion, ...]:
+        """Return the conversions, in the sequence in which `explain` numbers them."""
         return tuple(self._plan_conversion(conversion) for conversion in self.layout_plan.conversions)
 
     @property
@@ -202,6 +215,9 @@ class NetworkPlan:
 
         Args:
             index: the number of the conversion, from 0.
+
+        Returns:
+            The conversion, the cost of the best plan without it, and advice.
 
         Raises:
             UsageError: if there is no such conversion.
@@ -367,29 +383,3 @@ class NetworkPlan:
 
 # Kinds of sites that accept any order, if their forms allow it.
 _FREE = ("agnostic", "expand", "reduce", "state")
-
-
-def order_name(info: BufferInfo, order: Sequence[int]) -> str:
-    """Return the name of an order of a buffer's axes.
-
-    It is a dim order if dimensions stay whole, else one letter per axis. The axes of a dimension that is cut
-    are numbered from the outermost: `H W C1 C0, where C = 2·58`.
-    """
-    shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
-    dims = [owner[axis] for axis in order]
-    runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
-    in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
-    if in_order and len(runs) == len(set(runs)):
-        ones = [d for d, size in enumerate(shape) if size == 1]
-        return describe(DimOrder(*ones, *runs).canonical(shape)) if shape else "scalar"
-    letters = _LETTERS.get(len(shape)) or [f"d{d}_" for d in range(len(shape))]
-    pieces = {d: [axis for axis in range(len(owner)) if owner[axis] == d] for d in sorted(set(dims))}
-    axes = (
-        f"{letters[owner[a]]}{pieces[owner[a]].index(a) if len(pieces[owner[a]]) > 1 else ''}" for a in order
-    )
-    cuts = (
-        f"{letters[d]} = {'·'.join(str(sizes[axis]) for axis in axes_)}"
-        for d, axes_ in pieces.items()
-        if len(axes_) > 1
-    )
-    return f"{' '.join(axes)}, where {', '.join(cuts)}"

@@ -24,7 +24,8 @@ from dimorder.graph.branches import Branches
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import origin_of, results, where
 from dimorder.layout.annotate import is_result
-from dimorder.plans.network_plan import NetworkPlan, order_name
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.order_names import order_name
 from dimorder.text import columns, shape_text
 
 aten = torch.ops.aten

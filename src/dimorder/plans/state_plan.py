@@ -11,7 +11,8 @@ from dimorder.layout.rewrite import carried_by
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import InvalidChoice
 from dimorder.planning.solve import solve
-from dimorder.plans.network_plan import NetworkPlan, order_name
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.order_names import order_name
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,14 @@ class QuantizedNetwork:
         examples: The first calls of the calibration.
         wasted: The levels that a clamp beside a value never lets through.
 
-    >>> quantised = quantize(torch.nn.Conv2d(3, 8, 3), [torch.randn(1, 3, 5, 7) for _ in range(4)])
-    >>> type(quantised).__name__, len(quantised.examples), quantised.module(torch.randn(1, 3, 5, 7)).shape
-    ('QuantizedNetwork', 4, torch.Size([1, 8, 3, 5]))
+    >>> x = torch.linspace(-1, 1, 105).reshape(1, 3, 5, 7)
+    >>> quantised = quantize(torch.nn.Conv2d(3, 8, 3), [x, x / 2])
+    >>> len(quantised.examples), quantised.module(x).shape
+    (2, torch.Size([1, 8, 3, 5]))
+    >>> from dimorder.api import lower
+    >>> (found,) = quantised.compare(lower(quantised, (x,)))
+    >>> found.name, found.snr_db > 30, found.quanta
+    ('output0', True, 0)
     """
 
     module: GraphModule

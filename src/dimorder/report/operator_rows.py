@@ -11,7 +11,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.graph.nodes import operator_name, where
 from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.relation import AxisOrder
-from dimorder.plans.network_plan import NetworkPlan, order_name
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.order_names import order_name
 from dimorder.text import shape_text
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]

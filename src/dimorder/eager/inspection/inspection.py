@@ -63,6 +63,14 @@ class Inspection:
         findings: The places, one per call.
         calls: Every operator that ran.
         model_us: The time of the first run, which was not watched.
+
+    >>> found = inspect(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 5, 7))
+    >>> found.keeps, found.moved_bytes, found.of("lost")[0].operator
+    (False, 960, 'aten._softmax')
+    >>> [place.findings[0].verdict for place in found.places], found.to_dict()["counts"]["lost"]
+    (['lost', 'hidden copy'], 1)
+    >>> print(found.text().splitlines()[0])
+    network   Sequential: 2 x 3 x 5 x 7, in channels-last
     """
 
     name: str
@@ -97,6 +105,7 @@ class Inspection:
 
     @property
     def moved_bytes(self) -> int:
+        """Return the bytes that were read in another order than they were written in."""
         return sum(found.bytes for found in self.findings if found.verdict in COSTLY)
 
     def to_dict(self) -> dict[str, Any]:
