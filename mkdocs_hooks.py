@@ -49,19 +49,25 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def reference() -> str:
-    """Return the page of the public names, each with its docstring."""
-    source = (ROOT / "src" / "dimorder" / "__init__.py").read_text()
+    """Return the page of the public names, each with its docstring and its methods."""
+    lines = ["# The Python interface", "", "Every public name of `dimorder`."]
+    lines += _entries("dimorder")
+    lines += ["", "## For authors of delegates", "", "The names of `dimorder.executorch`."]
+    return "\n".join(lines + _entries("dimorder.executorch")) + "\n"
+
+
+def _entries(package: str) -> list[str]:
+    """Return a line for each function and class that a package lists in `_HOMES`."""
+    source = ROOT.joinpath("src", *package.split("."), "__init__.py").read_text()
     homes = re.search(r"^_HOMES = \{(.*?)^\}", source, re.DOTALL | re.MULTILINE)
     assert homes is not None, "the public names are listed in _HOMES"
-    lines = ["# The Python interface", "", "Every public name of `dimorder`."]
     found = {
         name: module
         for module, names in re.findall(r'"([\w.]+)": \(([^)]*)\)', homes[1])
         for name in re.findall(r'"(\w+)"', names)
+        if not name.isupper()  # a constant
     }
-    for name in sorted(found, key=str.lower):
-        lines += ["", f"::: dimorder.{found[name]}.{name}"]
-    return "\n".join(lines) + "\n"
+    return [f"\n::: {package}.{found[name]}.{name}" for name in sorted(found, key=str.lower)]
 
 
 class Doctests(griffe.Extension):
