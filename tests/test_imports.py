@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "capture": {"errors", "graph", "ops"},
     "physical": {"graph", "ops", "capture"},
     "layout": {"errors", "algebra", "planning", "contract", "graph", "ops", "capture", "physical"},
-    "sizes": {"errors", "planning", "contract", "graph", "ops", "capture", "layout"},
+    "sizes": {"errors", "clock", "planning", "contract", "graph", "ops", "capture", "layout"},
     "plans": {
         "errors",
         "text",
@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "runtime": {"errors", "algebra", "contract"},
     "executorch": {
         "errors",
+        "clock",
         "text",
         "algebra",
         "planning",
@@ -72,7 +73,7 @@ MAY_IMPORT = {
         "verification",
         "executorch",
     },
-    "eager": {"errors", "text", "cpu", "algebra"},
+    "eager": {"errors", "text", "cpu", "clock", "algebra"},
     "lowered": {
         "errors",
         "text",
@@ -102,6 +103,8 @@ MAY_IMPORT = {
     },
     "pipeline": {
         "errors",
+        "clock",
+        "planning",
         "contract",
         "graph",
         "ops",
@@ -141,9 +144,10 @@ MAY_IMPORT = {
         "api",
     },
     "explorer": {"text", "plans", "report", "executorch"},
-    "demo": {"errors", "runtime"},
+    "demo": {"errors", "clock", "runtime"},
     "report": {
         "errors",
+        "clock",
         "text",
         "cpu",
         "algebra",

@@ -76,11 +76,11 @@ def plan(
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
     source = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     points = specialize(source, request)
-    variants = clock.step("capture", capture_variants, source, points, request)
+    variants = clock.step("capture", capture_variants, source, points, request, progress)
     costs = layout_costs(variants[0].target, request.objective)
     annotated = clock.step("annotate", annotate_variants, variants)
     problems = clock.step("extract", extract_problems, annotated, variants, costs)
-    return clock.step("solve", solve_layout, problems, variants, costs, source, request)
+    return clock.step("solve", solve_layout, problems, variants, costs, source, request, progress)
 
 
 def lower(
@@ -127,7 +127,7 @@ def lower(
             the ranges. The default is the middle of each range.
         run_artifact: whether the artifact is run and compared. The default is to run it unless the target's
             runtime is slow (tosa).
-        progress: called with the name of each step as the step begins.
+        progress: called with the name of each step as the step begins. A step of several parts reports each.
 
     Returns:
         The lowered network, with its plan, its contract and the artifact.
@@ -148,13 +148,13 @@ def lower(
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
     source = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     points = specialize(source, request)
-    captured = clock.step("capture", capture_variants, source, points, request)
-    checks = Checks(source, captured)
+    captured = clock.step("capture", capture_variants, source, points, request, progress)
+    checks = Checks(source, captured, progress)
     for costs, variants in contenders(request, captured):
         chosen = variants[0].target
         annotated = clock.step("annotate", annotate_variants, variants)
         problems = clock.step("extract", extract_problems, annotated, variants, costs)
-        planned = clock.step("solve", solve_layout, problems, variants, costs, source, request)
+        planned = clock.step("solve", solve_layout, problems, variants, costs, source, request, progress)
         key = (chosen.capabilities.implementations, planned.layout_plan.choice)
         if key in lowered:  # another contender has the same plan
             continue

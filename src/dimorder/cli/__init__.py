@@ -100,7 +100,7 @@ def _finish(options: argparse.Namespace, console: Console) -> int:
     """Run the command, write its files, print its text, and return its exit code."""
     try:
         check_outputs(output_paths(options))
-        with console.progress() as progress:
+        with console.progress(quiet=getattr(options, "json", None) == "-") as progress:
             command: Command = options.command
             answer = command.run(options, progress)
             console.check_interrupt()

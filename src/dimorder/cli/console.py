@@ -12,11 +12,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import IO, TextIO
 
+from dimorder.clock import StepPart
+
 PATIENCE_S = 2.0  # a command that takes longer shows its step
+_EVERY_S = 0.2
+_BAR, _COLUMNS = 20, 80  # characters; the columns of a terminal that does not say how many it has
+_CLEAR = "\r\x1b[2K"  # the terminal's line
 
 
 class Console:
@@ -24,6 +29,7 @@ class Console:
 
     def __init__(self, out: TextIO, err: TextIO, log: IO[bytes] | None = None) -> None:
         self.out, self.err = out, err
+        self.shows_progress = err.isatty()
         self.interrupted = False
         self._log = log
 
@@ -39,8 +45,9 @@ class Console:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[ProgressLine]:
-        """Show the steps on stderr for as long as the block runs."""
+    def progress(self, quiet: bool = False) -> Iterator[ProgressLine]:
+        """Show the steps on stderr for as long as the block runs, if that is a terminal."""
+        self.shows_progress &= not quiet
         progress = ProgressLine(self)
         try:
             yield progress
@@ -57,19 +64,28 @@ class Console:
 
 
 class ProgressLine:
-    """A display of the step, after two seconds: one line in a terminal, elsewhere a line for each step."""
+    """One line in a terminal about the running step, once a command has run for two seconds.
 
-    def __init__(self, console: Console) -> None:
+    It shows how far the step is if that is known, its seconds, and the time left.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
-        self._start = time.monotonic()
-        self._step = self._shown = ""
+        self._clock = clock
+        self._start = self._begun = self._reported = clock()
+        self._part, self._is_shown = StepPart(""), False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        if console.shows_progress:
+            self._thread.start()
 
     def __call__(self, step: str) -> None:
+        """Show a step from now on; a part of the running step leaves its seconds as they are."""
         self.console.check_interrupt()
-        self._step = step
+        part, now = step if isinstance(step, StepPart) else StepPart(step), self._clock()
+        if part.name != self._part.name:
+            self._begun = now
+        self._part, self._reported = part, now
 
     def print(self, text: object) -> None:
         """Print a part of the result while the work goes on."""
@@ -78,29 +94,69 @@ class ProgressLine:
 
     def close(self) -> None:
         self._done.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._clear()
 
+    def line(self) -> str:
+        """Return what is shown now; empty in the first seconds of a command."""
+        now = self._clock()
+        if now - self._start < PATIENCE_S or not self._part:
+            return ""
+        return step_line(self._part, now - self._begun, now - self._reported)
+
     def _clear(self) -> None:
-        if self._shown and self.console.err.isatty():
-            self._write("\r\x1b[2K")
+        if self._is_shown:
+            self._write(_CLEAR)
 
     def _watch(self) -> None:
-        while not self._done.wait(0.2):
-            passed, step = time.monotonic() - self._start, self._step
-            if passed < PATIENCE_S or not step:
-                continue
-            if self.console.err.isatty():
-                self._write(f"\r\x1b[2Kdimorder: {step} ({passed:.0f} s)")
-            elif step != self._shown:
-                self._write(f"dimorder: {step} ({passed:.0f} s)\n")
-            self._shown = step
+        while not self._done.wait(_EVERY_S):
+            if line := self.line():
+                self._write(f"{_CLEAR}{line[: self._columns() - 1]}")
+                self._is_shown = True
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self.console.err.fileno()).columns or _COLUMNS
+        except (OSError, ValueError):
+            return _COLUMNS
 
     def _write(self, text: str) -> None:
         # A terminal that has gone away must not end the work.
         with contextlib.suppress(OSError, ValueError):
             self.console.err.write(text)
             self.console.err.flush()
+
+
+def step_line(part: StepPart, passed_s: float, since_s: float) -> str:
+    """Return the line of a step that began `passed_s` ago, and `since_s` ago reported how far it is.
+
+    >>> step_line(StepPart("emit"), 14, 14)
+    'dimorder: emit, 14 s'
+    >>> step_line(StepPart("calibrating", 12, 40), 32, 2)
+    'dimorder: calibrating [######..............] 12 of 40, 32 s, about 1 min 8 s left'
+    >>> step_line(StepPart("solve", limit_s=60), 15, 15)
+    'dimorder: solve [#####...............] 15 s, at most 1 min 0 s'
+    """
+    if part.limit_s and passed_s < part.limit_s:
+        bar = _bar(passed_s / part.limit_s)
+        return f"dimorder: {part.name} {bar} {_time(passed_s)}, at most {_time(part.limit_s)}"
+    if part.done is None or not part.total:
+        return f"dimorder: {part}, {_time(passed_s)}"
+    left_s = (passed_s - since_s) / part.done * (part.total - part.done) - since_s if part.done else 0.0
+    left = f", about {_time(left_s)} left" if left_s >= 1 else ""
+    bar = _bar(part.done / part.total)
+    return f"dimorder: {part.name} {bar} {part.done} of {part.total}, {_time(passed_s)}{left}"
+
+
+def _bar(share: float) -> str:
+    filled = int(share * _BAR)
+    return f"[{'#' * filled}{'.' * (_BAR - filled)}]"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 @contextlib.contextmanager

@@ -38,8 +38,7 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
         from dimorder.demo import face
     except ImportError as error:
         raise UnsupportedError("the demo", f"no module {error.name}", INSTALL) from error
-    progress("lowering, running and quantising")
-    face.show(Path(options.folder), progress.print)
+    face.show(Path(options.folder), progress.print, progress)
     return Answer("")
 
 

@@ -13,6 +13,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 import dimorder
+from dimorder.clock import Progress, report_each
 from dimorder.demo import face_networks as networks
 from dimorder.demo import photo
 from dimorder.errors import DimorderError
@@ -30,7 +31,7 @@ Classifier = Callable[[Tensor], Any]  # which returns tensors, the first of them
 Say = Callable[[str], object]  # prints one line, or several
 
 
-def show(out: Path, say: Say) -> None:
+def show(out: Path, say: Say, progress: Progress = lambda step: None) -> None:
     """Lower, run and break the face networks, and draw what they find into the folder `out`."""
     start = time.perf_counter()
     warnings.filterwarnings("ignore")  # deprecations inside torch and executorch
@@ -39,21 +40,23 @@ def show(out: Path, say: Say) -> None:
     say("dimorder: the face detector MTCNN, from PyTorch to a guarded ExecuTorch program")
 
     with torch.no_grad():
-        show_lowering(out, say)
+        show_lowering(out, say, progress)
+        progress("running")
         show_results(image, out, say)
-        show_int8(image, out, say)
+        show_int8(image, out, say, progress)
+        progress("feeding the wrong order")
         show_wrong_order(image, out, say)
     say(f"\nDone in {time.perf_counter() - start:.0f} s.")
 
 
-def show_lowering(out: Path, say: Say) -> None:
+def show_lowering(out: Path, say: Say, progress: Progress) -> None:
     """Lowers each network twice, for a contract in NCHW and one in NHWC, and saves the programs."""
     _heading(say, "1. Lower")
     say("O-Net and R-Net permute their features by hand, then flatten them into a dense layer.")
     say("Both vanish into the dense layer's weights. What is left is what the contract asks for:\n")
     say("           contract   conversions   bytes moved   proven least   delegates   relative error")
     plans = {}
-    for name, factory in NETWORKS:
+    for name, factory in report_each(NETWORKS, "lowering", progress):
         model, example = factory(), torch.randn(networks.INPUT_SHAPES[name])
         for order in ("NCHW", "NHWC"):
             lowered = dimorder.lower(model, (example,), target="xnnpack", input_orders=order)
@@ -86,13 +89,13 @@ def show_results(image: Image, out: Path, say: Say) -> None:
     say(f"\nThe box and the five landmarks that O-Net's program finds: {_shown(picture)}")
 
 
-def show_int8(image: Image, out: Path, say: Say) -> None:
+def show_int8(image: Image, out: Path, say: Say, progress: Progress) -> None:
     """Quantises each network on crops of photos, and runs it beside the float one."""
     _heading(say, "3. Quantise to int8")
     say("Calibrated on 96 crops of four photos. Probability of a face, and size of the program:\n")
     say("           the face                the helmet              bytes")
     say("           float       int8        float       int8        float       int8")
-    for name, factory in NETWORKS:
+    for name, factory in report_each(NETWORKS, "quantising", progress):
         path = _path(out, name, "int8")
         quantised = dimorder.quantize(factory(), photo.crops(networks.INPUT_SHAPES[name][-1]))
         lowered = dimorder.lower(quantised, target="xnnpack", input_orders="NHWC")

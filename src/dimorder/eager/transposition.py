@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.clock import Progress, report_each
 from dimorder.cpu import family
 
 TABLE = Path(__file__).with_name("conversion.json")
@@ -184,7 +185,7 @@ def _library() -> Any:
 
 def measure(
     sizes: Sequence[int] = SIZES,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = lambda step: None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Measure the table of this machine: element bytes → "rows x columns" → way → gain over torch's copy.
 
@@ -196,8 +197,7 @@ def measure(
     torch.set_num_threads(1)
     try:
         table = {}
-        for itemsize in CARRIERS:
-            progress(f"measuring elements of {itemsize} bytes")
+        for itemsize in report_each(CARRIERS, "measuring sizes of elements", progress):
             points = {(rows, columns): _gains(itemsize, rows, columns) for rows in sizes for columns in sizes}
             table[str(itemsize)] = _cells(points, sizes)
     finally:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
+from dimorder.clock import Progress, StepPart
 from dimorder.executorch.attempt import Outcome, Route, Workers, attempt, attempt_in_halves
 from dimorder.executorch.cases import Case, cases
 from dimorder.executorch.lowering_paths import BACKENDS, lower_legally, run_guarded
@@ -37,7 +38,7 @@ _COPIES = ("dim_order_ops::", "aten::clone", "aten::_to_copy")
 def probe(
     backends: Sequence[str] = BACKENDS,
     chosen: Iterable[Case] | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = lambda step: None,
     workers: int | None = None,
 ) -> KernelTable:
     """Measure the verdicts of the installed ExecuTorch, from stock lowering of every case.
@@ -65,7 +66,7 @@ def probe(
 def outcomes(
     groups: Sequence[tuple[str, Sequence[Case]]],
     path: Route = "legal",
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = lambda step: None,
     workers: int | None = None,
 ) -> Iterator[tuple[str, Case, Outcome]]:
     """Run groups of cases, each with its backend, in worker processes; return their outcomes in that order.
@@ -74,8 +75,7 @@ def outcomes(
     """
     with Workers(path, workers or os.cpu_count() or 1) as pool:
         for done, (backend, found) in enumerate(pool.run(groups)):
-            if done % 50 == 0:
-                progress(f"{done} of {len(groups)} programs, {found[0][0]}")
+            progress(StepPart("probing kernels", done, len(groups)))
             yield from ((backend, case, outcome) for case, outcome in found)
 
 
@@ -123,7 +123,7 @@ class KernelFinding:
 def sweep(
     partitioner: Any,
     chosen: Iterable[Case] | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Progress = lambda step: None,
     *,
     lower: Callable[[ExportedProgram, Any], bytes] | None = None,
 ) -> list[KernelFinding]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from dimorder.clock import Progress
+from dimorder.clock import Progress, StepPart
 from dimorder.cpu import describe_machine, machine
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
 from dimorder.latency.limit import least_seconds, measure_limit
@@ -220,8 +220,7 @@ def measure(
         profiled = tuple(profile(lowered.physical, found, rounds, progress))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         rows, calls = _prepare_all(chosen, given, Path(folder), progress)
-        progress(f"running {rounds} rounds")
-        for name, times in interleaved(calls, rounds).items():
+        for name, times in interleaved(calls, rounds, progress=progress).items():
             rows[name]["ms"] = tuple(round(each, 4) for each in times)
     return Bench(
         type(model).__name__,
@@ -255,8 +254,8 @@ def _prepare_all(
     torch.save(given.tensors, inputs)
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Invocation] = {}
-    for each in chosen:
-        progress(f"preparing {each.title}")
+    for done, each in enumerate(chosen):
+        progress(StepPart(f"preparing {each.title}", done, len(chosen)))
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:

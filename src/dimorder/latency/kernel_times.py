@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dimorder.clock import Progress
+from dimorder.clock import Progress, StepPart
 from dimorder.latency.timing import interleaved
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.kernels import KernelRun
@@ -223,7 +223,7 @@ def measure(
     idle = _idle(rounds)
     wanted, found = list(samples() if grid is None else grid), dict[KernelRun, float]()
     for first in range(0, len(wanted), _AT_ONCE):
-        progress(f"timing kernels {first + 1} to {min(first + _AT_ONCE, len(wanted))} of {len(wanted)}")
+        progress(StepPart("timing kernels", first, len(wanted)))
         calls: dict[str, Callable[[], Any]] = {}
         timed: dict[str, tuple[KernelRun, list[int]]] = {}
         for place, sample in enumerate(wanted[first : first + _AT_ONCE]):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.clock import Progress
+from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
@@ -82,7 +82,7 @@ def profile(
     idle = _open_program(emit(torch.export.export(_Idle(), (torch.ones(1),))).pte, [torch.ones(1)])
     medians: list[float] = []
     for first in range(0, len(groups), _AT_ONCE):
-        progress(f"timing operators {first + 1} to {min(first + _AT_ONCE, len(groups))} of {len(groups)}")
+        progress(StepPart("timing operators", first, len(groups)))
         calls = {"idle": idle}
         for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
             calls[str(i)] = _open_program(emit(each.exported(times=_TIMES)).pte, each.fed(_TIMES))

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dimorder.clock import Progress, StepPart
+
 PAUSE_S = 0.02  # in which the idle threads of the runtime before fall asleep
 WARM_S = 0.03  # of calls that are not timed: a thread that wakes may share a core with another for a while
 
@@ -16,7 +18,10 @@ Invocation = Callable[[], Any]  # runs a program once, on its own inputs, and re
 
 
 def interleaved(
-    ways: Mapping[str, Invocation], rounds: int, limit_s: float = 120.0
+    ways: Mapping[str, Invocation],
+    rounds: int,
+    limit_s: float = 120.0,
+    progress: Progress = lambda step: None,
 ) -> dict[str, list[float]]:
     """Return the milliseconds of each way, one per round, in random sequence; 5 rounds or up to `limit_s`."""
     draw = random.Random(0)
@@ -25,6 +30,7 @@ def interleaved(
     for done in range(rounds):
         if done >= 5 and time.perf_counter() - begun > limit_s:
             break
+        progress(StepPart("running rounds", done, rounds))
         for name in draw.sample(list(ways), len(ways)):
             time.sleep(PAUSE_S)
             woken = start = time.perf_counter()

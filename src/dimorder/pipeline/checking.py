@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from dimorder.capture.captured import Captured
 from dimorder.capture.force_cond_branches import Choices, branch_choices, force_captured, force_physical
+from dimorder.clock import Progress, report_each
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.branches import Branches
@@ -44,8 +45,8 @@ class Checks:
     Trials are made when a program is first compared, and serve all programs.
     """
 
-    def __init__(self, source: Source, variants: Sequence[Variant]) -> None:
-        self.source, self.variants = source, variants
+    def __init__(self, source: Source, variants: Sequence[Variant], progress: Progress) -> None:
+        self.source, self.variants, self.progress = source, variants, progress
         self.trials: list[_LabelledTrial] = []
 
     def compare_program(self, physical: PhysicalProgram, planned: NetworkPlan) -> float:
@@ -61,7 +62,7 @@ class Checks:
             check.trial.compare_program(
                 _forced(physical.program, planned, check.choices), what + check.at, run
             )
-            for check in self._checks(planned.contract)
+            for check in report_each(self._checks(planned.contract), "verify", self.progress)
         )
 
     def compare_artifact(
@@ -96,7 +97,7 @@ class Checks:
         self, artifact: Artifact, physical: PhysicalProgram, planned: NetworkPlan, target: Target, runs: bool
     ) -> float:
         errors, started = [0.0], artifact.start() if runs else artifact.reference_run
-        for check in self._checks(planned.contract):
+        for check in report_each(self._checks(planned.contract), "run", self.progress):
             emitted, run = artifact, started
             if check.choices is not None:
                 emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
@@ -123,12 +124,12 @@ class Checks:
     def _label_trials(self, contract: Contract) -> Iterator[_LabelledTrial]:
         model, sizes, program = self.source.model, self.source.sizes, self.variants[0].program
         if sizes is not None:
-            for i, point in enumerate(sizes.verification_points):
+            points = sizes.verification_points
+            for i, point in enumerate(report_each(points, "running the network", self.progress)):
                 yield _LabelledTrial(
                     _trial_at(point, sizes, model, program, contract, i == 0), f", at {format_point(point)}"
                 )
             if program.state:
-                points = sizes.verification_points
                 calls = [sizes.inputs_at(points[i % len(points)]) for i in range(max(CALLS, len(points)))]
                 trial = Trial(model, self.source.as_called(program), contract, repeats=False, calls=calls)
                 yield _LabelledTrial(trial, ", with other sizes in each call")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
+from dimorder.clock import Progress, StepPart
 from dimorder.graph.passes import require
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
@@ -18,6 +19,7 @@ from dimorder.ops.quantization import is_quantized
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant
+from dimorder.planning.solve import LIMIT_S
 from dimorder.plans.network_plan import NetworkPlan, Place
 from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.merge_specializations import merge_programs
@@ -69,7 +71,12 @@ def extract_problems(
 
 
 def solve_layout(
-    problems: Sequence[Extracted], variants: Sequence[Variant], costs: Costs, source: Source, request: Request
+    problems: Sequence[Extracted],
+    variants: Sequence[Variant],
+    costs: Costs,
+    source: Source,
+    request: Request,
+    progress: Progress,
 ) -> NetworkPlan:
     """Return the cheapest plan; with dynamic sizes it is one for all sizes, with what is proven of it.
 
@@ -79,13 +86,14 @@ def solve_layout(
     """
     contract, target = variants[0].contract, variants[0].target
     max_rank, sizes = target.capabilities.max_rank, source.sizes
+    progress(StepPart("solve", limit_s=LIMIT_S))
     if sizes is None:
         problem, proof = problems[0], None
         layout = choose(problem, max_rank)
     else:
         at = None if request.cost_at is None else sizes.point(request.cost_at)
         points = [variant.point for variant in variants]
-        problem, layout, proof = plan_ranges(problems, points, sizes, costs, max_rank, at)
+        problem, layout, proof = plan_ranges(problems, points, sizes, costs, max_rank, at, progress)
         contract = sizes.make_contract([variant.contract for variant in variants])
     contract = replace(contract, state=state_specs(problem, layout))
     return NetworkPlan(target.name, contract, layout, problem, ranges=proof)

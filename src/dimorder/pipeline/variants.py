@@ -15,6 +15,7 @@ from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
 from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integer_boundary import Types, boundary_types, set_boundary_types
 from dimorder.capture.rewrite_linears import rewrite_linears
+from dimorder.clock import Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
@@ -68,7 +69,9 @@ def specialize(source: Source, request: Request) -> list[Point]:
     return sizes.specialization_points(None if request.cost_at is None else sizes.point(request.cost_at))
 
 
-def capture_variants(source: Source, points: Sequence[Point], request: Request) -> list[Variant]:
+def capture_variants(
+    source: Source, points: Sequence[Point], request: Request, progress: Progress
+) -> list[Variant]:
     """Return a network in normal form at each point, with everything folded into weights that can be.
 
     Raises:
@@ -96,7 +99,7 @@ def capture_variants(source: Source, points: Sequence[Point], request: Request) 
         programs, targets = rewrites([program]), [target]
     else:
         varying = [sizes.varying(point) for point in points]
-        programs = rewrites(_capture_points(sizes, points, varying, target), varying=varying)
+        programs = rewrites(_capture_points(sizes, points, varying, target, progress), varying=varying)
         record_max_shapes([program.module.graph for program in programs], sizes.table(points))
         targets = _sized_targets(target, varying, programs)
     variants = []
@@ -125,7 +128,11 @@ def contenders(request: Request, variants: Sequence[Variant]) -> Iterator[tuple[
 
 
 def _capture_points(
-    sizes: SymbolicProgram, points: Sequence[Point], varying: Sequence[frozenset[int]], target: Target
+    sizes: SymbolicProgram,
+    points: Sequence[Point],
+    varying: Sequence[frozenset[int]],
+    target: Target,
+    progress: Progress,
 ) -> list[Captured]:
     if target.capabilities.fixed_resizes:
         sizes = sizes.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
@@ -143,7 +150,7 @@ def _capture_points(
             fix = "narrow the range of sizes, or make the network take them all"
             raise UnsupportedError(f"the network at {format_point(point)}", found, fix) from error
 
-    return capture_specializations(points, sizes.corners[-1], capture_at)
+    return capture_specializations(points, sizes.corners[-1], capture_at, progress)
 
 
 def _sized_targets(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
 from dimorder.capture.state import unchanged
-from dimorder.clock import Progress
+from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
@@ -97,7 +97,7 @@ def quantize(
             of the calibration.
         kwargs: example keyword inputs.
         normalization: how the values of pictures become inputs: (x / 255 − mean) / std.
-        progress: called with the name of each step as the step begins.
+        progress: called with the name of each step as the step begins, and before each example.
 
     Returns:
         The quantised network.
@@ -111,6 +111,7 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     recipe, chosen = _recipe(recipe, find(target))
+    total = len(calibration) if isinstance(calibration, Sized) and not isinstance(calibration, str) else None
     if calibration is None:
         if not chosen.dynamic:
             raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
@@ -143,12 +144,12 @@ def quantize(
         progress("preparing")
         observed = exported.module(check_guards=False)
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
-    progress("calibrating")
     examples: list[CalibrationCall] = []
     given = _exported_call(exported) if calibration is None else calls(calibration, exported, normalization)
     buffers = dict(original.named_buffers())  # observers have buffers of their own
     with torch.no_grad(), unchanged(prepared, buffers):
-        for call in given:
+        for done, call in enumerate(given):
+            progress(StepPart("calibrating", done, total))
             prepared(*call.args, **call.kwargs)
             if len(examples) < KEPT:
                 examples.append(call)

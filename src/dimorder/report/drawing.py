@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dimorder.clock import Progress, report_each
 from dimorder.eager.inspection.findings import COSTLY, Finding
 from dimorder.eager.inspection.inspection import Inspection
 from dimorder.eager.inspection.traced import Kind, TracedCall
@@ -81,14 +82,12 @@ def plan_drawing(plan: NetworkPlan, explanations: Mapping[int, Explanation]) -> 
     return Drawing(tuple(map(_plan_box, operator_rows(plan))), tuple(edges_of(plan)), marks)
 
 
-def explain_largest(
-    plan: NetworkPlan, progress: Callable[[str], None] = lambda step: None
-) -> dict[int, Explanation]:
+def explain_largest(plan: NetworkPlan, progress: Progress = lambda step: None) -> dict[int, Explanation]:
     """Return the reasons of the largest conversions of a plan, by number: each reason solves a plan anew."""
     moved = [conversion.bytes for conversion in plan.conversions]
     reasons = {}
-    for number in sorted(sorted(range(len(moved)), key=lambda i: -moved[i])[:EXPLAINED]):
-        progress(f"explaining conversion {number} of {len(moved)}")
+    largest = sorted(sorted(range(len(moved)), key=lambda i: -moved[i])[:EXPLAINED])
+    for number in report_each(largest, "explaining conversions", progress):
         reasons[number] = plan.explain(number)
     return reasons
 

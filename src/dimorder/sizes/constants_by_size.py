@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from dimorder.capture.captured import Captured, Slices
+from dimorder.clock import Progress, report_each
 from dimorder.graph.nodes import EXPORTED, add_meta, set_value, source_of
 from dimorder.graph.tracing import without_data
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -24,7 +25,10 @@ PointT = TypeVar("PointT")
 
 
 def capture_specializations(
-    points: Sequence[PointT], largest: PointT, capture_at: Callable[[PointT, dict[str, Slices]], Captured]
+    points: Sequence[PointT],
+    largest: PointT,
+    capture_at: Callable[[PointT, dict[str, Slices]], Captured],
+    progress: Progress = lambda step: None,
 ) -> list[Captured]:
     """Capture a network at several sizes, with constants that are the same at all of them if possible.
 
@@ -32,13 +36,14 @@ def capture_specializations(
         points: the sizes.
         largest: the largest sizes; the network is captured there only if a constant differs.
         capture_at: captures the network at one point, with some of its constants as slices.
+        progress: is told of each point.
     """
     largest_program = cache(lambda: capture_at(largest, {}))
-    programs = [capture_at(point, {}) for point in points]
+    programs = [capture_at(point, {}) for point in report_each(points, "capture", progress)]
     if _slice_constants(programs, largest_program):
         return programs
     slices = _computed_slices(programs, largest_program())
-    programs = [capture_at(point, slices) for point in points]
+    programs = [capture_at(point, slices) for point in report_each(points, "capture", progress)]
     _slice_constants(programs, cache(lambda: capture_at(largest, slices)))
     return programs
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dimorder.clock import Progress, report_each
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX
@@ -77,6 +78,7 @@ def plan_ranges(
     costs: Costs,
     max_rank: int | None,
     cost_at: Point | None,
+    progress: Progress = lambda step: None,
 ) -> tuple[Extracted, LayoutPlan, RangeProof]:
     """Return the layout problem at the sizes `cost_at`, its plan, and what is proven over the ranges.
 
@@ -87,6 +89,7 @@ def plan_ranges(
         costs: what conversions and configurations cost.
         max_rank: the highest rank of a transpose on the target.
         cost_at: the sizes to plan for; the default is the middle of each range.
+        progress: is told of each corner.
 
     Raises:
         UnsupportedError: if sizes are not known at `cost_at`.
@@ -121,7 +124,7 @@ def plan_ranges(
         return planned, plan, replace(proof, unproven="a cost grows faster than one of the sizes")
     if not plan.certificate.optimal:
         return planned, plan, replace(proof, unproven="the plan is not proven there either")
-    for problem, (point, cost) in zip(lower, found, strict=True):
+    for problem, (point, cost) in zip(report_each(lower, "solve", progress), found, strict=True):
         best = solve(problem).certificate
         if best.lower_bound < cost:
             other = f"at {format_point(point)} another plan may cost {best.lower_bound:,}"

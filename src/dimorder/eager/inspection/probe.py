@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from dimorder.clock import Progress, report_each
 from dimorder.eager.channels_last import RANKS, to_channels_last
 from dimorder.eager.inspection.findings import COSTLY, judge
 from dimorder.eager.inspection.probes import PROBES
@@ -135,7 +136,7 @@ class OperatorTable:
         return [str(counts[support]) for support in SUPPORTS]
 
 
-def operators(device: str = "cpu", progress: Callable[[str], None] = lambda step: None) -> OperatorTable:
+def operators(device: str = "cpu", progress: Progress = lambda step: None) -> OperatorTable:
     """Probe every operator of the table at 3, 4 and 5 dims on a device, in seconds.
 
     >>> probe("relu", 4).support, probe("softmax C", 4).support, probe("grid_sample", 3)
@@ -143,8 +144,7 @@ def operators(device: str = "cpu", progress: Callable[[str], None] = lambda step
     """
     _check_device(device)
     cells = {}
-    for name in PROBES:
-        progress(f"probing {name}")
+    for name in report_each(PROBES, "probing operators", progress):
         cells[name] = MappingProxyType({rank: probe(name, rank, device) for rank in RANKS})
     return OperatorTable(torch.__version__, device, MappingProxyType(cells))
 
