@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import dimorder
 from dimorder.targets.litert.file import read_operators
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor, serialize
 from dimorder.targets.litert.runtime import check
+from tests.cli.commands import refused
 
 
 class Ranked(nn.Module):
@@ -57,6 +59,18 @@ def test_a_file_that_litert_cannot_load_is_told_of_too() -> None:
     assert str(found).splitlines()[-1].startswith("not loaded")
 
 
-def test_a_damaged_file_is_an_error(data: bytes) -> None:
+@pytest.mark.parametrize("damage", ["cut off", "one byte changed"])
+def test_a_damaged_file_of_ours_ends_in_three_lines(
+    damage: str, data: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.tflite"
+    for place in range(101, len(data), 197):
+        changed = data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+        file.write_bytes(data[:place] if damage == "cut off" else changed)
+        text = refused(capfd, ["check", file], 2)
+        assert text.startswith(f"check {file}\n") and text.endswith("  fix: write the file again")
+
+
+def test_a_damaged_file_of_another_tool_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="damaged flatbuffer"):
         read_operators(data[:40])

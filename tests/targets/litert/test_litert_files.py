@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -136,6 +137,23 @@ def test_an_input_that_breaks_the_contract_is_refused(
         dimorder.load(saved, on_mismatch="error")(image, ids)
     lines = str(error.value).splitlines()
     assert len(lines) == 3 and lines[1] == f"  found: {found}"
+
+
+class Axes(nn.Module):
+    """The eigenvectors of a matrix, which have no sign of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigh(x @ x.mT)[1]
+
+
+def test_an_operator_that_litert_lacks_is_refused_with_its_source_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        dimorder.lower(Axes(), (IMAGE,), target="litert").save(tmp_path / "net.tflite")
+    where, found, fix = str(error.value).splitlines()
+    assert re.fullmatch(r"aten\._linalg_eigh \(test_litert_files\.py:\d+\)", where)
+    assert found == "  found: LiteRT has no aten._linalg_eigh.default"
+    assert fix == "  fix: replace it in the module, or choose another target"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_the_extra_it_says_what_to_install(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

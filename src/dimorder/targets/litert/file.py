@@ -102,11 +102,8 @@ def read_contract(data: bytes) -> Contract:
     """Return the contract in a file. Raises `ValueError` for one that is damaged, or has none."""
     if data[4:8] != b"TFL3":
         raise ValueError(f"{len(data)} bytes that do not begin as a .tflite does (TFL3 at byte 4)")
-    intact = is_intact(data)
-    if intact is None:
+    if not is_sealed(data):
         raise ValueError("no contract: it is damaged, or another tool wrote it")
-    if not intact:
-        raise ValueError("bytes other than those that were written (their SHA-256 differs)")
     from ai_edge_litert.schema_py_generated import Model
 
     model = Model.GetRootAs(data)
@@ -114,6 +111,14 @@ def read_contract(data: bytes) -> Contract:
         if entry.Name() == CONTRACT_METHOD.encode():
             return Contract.from_json(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().decode())
     raise ValueError("no contract: it is damaged, or another tool wrote it")
+
+
+def is_sealed(data: bytes) -> bool:
+    """Return whether a file has our seal. Raises `ValueError` if its bytes are not those that were sealed."""
+    intact = is_intact(data)
+    if intact is False:
+        raise ValueError("bytes other than those that were written (their SHA-256 differs)")
+    return intact is not None
 
 
 def read_operators(data: bytes) -> tuple[TfLiteOperator, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dimorder.contract import Contract
-from dimorder.targets.litert.file import TfLiteSummary, read_contract, read_operators
+from dimorder.targets.litert.file import TfLiteSummary, is_sealed, read_contract, read_operators
 
 # The kernels that may run a file, by the names of ai-edge-litert's resolvers.
 KERNELS: Mapping[str, str] = MappingProxyType(
@@ -160,8 +160,12 @@ def load(file: Path, kernels: str = DEFAULT_KERNELS) -> tuple[Contract, LiteRtPr
 
 
 def check(path: str, data: bytes) -> TfLiteSummary:
-    """Return the content of any tool's `.tflite`, and what LiteRT's delegate computes of it."""
+    """Return the content of any tool's `.tflite`, and what LiteRT's delegate computes of it.
+
+    Raises `ValueError` for a damaged file. LiteRT may load another tool's.
+    """
     operators = read_operators(data)
+    is_sealed(data)
     try:
         delegates, beside = LiteRtProgram(data, Contract((), ())).partitions()
     except (RuntimeError, ValueError) as error:  # an operator that LiteRT lacks, or one of Flex
