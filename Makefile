@@ -73,6 +73,7 @@ bench: $(PEERS) ## latency beside every runtime that one could take instead (abo
 
 bench-tflite: $(DEV) build/litert-torch/.installed build/onnx2tf/.installed ## .tflite files beside litert-torch's and onnx2tf's (hours)
 	$(PY) -m benchmarks.litert --tool litert-torch=build/litert-torch/bin/python --tool onnx2tf=build/onnx2tf/bin/python
+	$(PY) -m benchmarks.litert_seconds --tool litert-torch=build/litert-torch/bin/python --tool onnx2tf=build/onnx2tf/bin/python
 	$(PY) -m benchmarks.litert_zoo --tool build/litert-torch/bin/python
 	$(PY) -m benchmarks.litert_int8 --tool build/litert-torch/bin/python
 

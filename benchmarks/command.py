@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import keep, rows_kept
+from benchmarks.record import keep, record_kept
 from dimorder.cpu import machine
 from dimorder.latency.bench import ROUNDS
 
@@ -38,14 +38,17 @@ def measured(
     timed: Callable[[str], Row],
     table: Callable[[Mapping[str, Any]], str],
     told: Callable[[Row], str],
+    on_any_machine: bool = False,
 ) -> list[Row]:
     """The rows of `networks`: those of an earlier run on this machine, and those that it lacks, or that are
-    asked for, measured. Each is kept, with the `table` of all, and `told` in a line."""
+    asked for, measured. Each is kept, with the `table` of all, and `told` in a line. Rows without times may
+    be of any machine that has the same packages."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     options.results.mkdir(parents=True, exist_ok=True)
     kept, here = options.results / f"{module}.json", machine(packages)
-    done = {row["network"]: row for row in rows_kept(kept, here)}
+    of = packages if on_any_machine else tuple(here)
+    done = {row["network"]: row for row in record_kept(kept, here, of).get("rows", [])}
     for name in options.networks or [name for name in networks if name not in done]:
         start = time.perf_counter()
         done[name] = timed(name)
