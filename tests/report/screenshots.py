@@ -2,7 +2,7 @@
 
     python -m tests.report.screenshots FOLDER [PAGE-WIDTH-SCHEME ...]
 
-The docs show plan-desktop-light, both-desktop-dark and inspect-phone-light.
+docs/report-pages.md shows all of them.
 """
 
 from __future__ import annotations
