@@ -38,9 +38,8 @@ _CLOSER = "document.querySelector('.explorer').scrollIntoView(); scrollBy(0, -12
 
 def segment(folder: Path) -> nn.Module:
     """Return the network of docs/inspect.md, from the file that it shows."""
-    (code,) = re.findall(
-        r"`segment.py`:\n\n```python\n(.*?)```", (ROOT / "docs" / "inspect.md").read_text(), re.DOTALL
-    )
+    page = (ROOT / "docs" / "inspect.md").read_text()
+    (code,) = re.findall(r"```python title=\"segment.py\"\n(.*?)```", page, re.DOTALL)
     path = folder / "segment.py"
     path.write_text(code)
     spec = importlib.util.spec_from_file_location("segment", path)
