@@ -17,13 +17,14 @@ from dimorder.lowered import Lowered
 from dimorder.pipeline.checking import Checks, emit_artifact
 from dimorder.pipeline.planning import (
     annotate_variants,
+    capture_cheapest,
     extract_problems,
     plan_float_islands,
     solve_layout,
     write_physical,
 )
 from dimorder.pipeline.source import Network, Request, layout_costs, read_source
-from dimorder.pipeline.variants import capture_variants, contenders, specialize
+from dimorder.pipeline.variants import contenders, specialize
 from dimorder.plans.make_contract import Orders
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.runtime.guard import OnMismatch, require_choice
@@ -76,7 +77,7 @@ def plan(
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
     source = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     points = specialize(source, request)
-    variants = clock.step("capture", capture_variants, source, points, request, progress)
+    variants = clock.step("capture", capture_cheapest, source, points, request, progress)
     costs = layout_costs(variants[0].target, request.objective)
     annotated = clock.step("annotate", annotate_variants, variants)
     problems = clock.step("extract", extract_problems, annotated, variants, costs)
@@ -148,7 +149,7 @@ def lower(
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
     source = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     points = specialize(source, request)
-    captured = clock.step("capture", capture_variants, source, points, request, progress)
+    captured = clock.step("capture", capture_cheapest, source, points, request, progress)
     checks = Checks(source, captured, progress)
     for costs, variants in contenders(request, captured):
         chosen = variants[0].target

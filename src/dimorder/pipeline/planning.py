@@ -18,14 +18,15 @@ from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
-from dimorder.pipeline.variants import Variant
+from dimorder.pipeline.variants import Variant, capture_variants
+from dimorder.planning.problem import Cost
 from dimorder.planning.solve import LIMIT_S
 from dimorder.plans.network_plan import NetworkPlan, Place
 from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.symbolic_program import format_point
+from dimorder.sizes.symbolic_program import Point, format_point
 from dimorder.targets.base import Target
 
 
@@ -45,6 +46,28 @@ class PhysicalProgram:
     def constant_bytes_added(self, variants: Sequence[Variant]) -> int:
         """Return the bytes by which constants grew, because one is kept in two orders."""
         return max(0, constant_bytes(self.program) - variants[0].program.constant_bytes)
+
+
+def capture_cheapest(
+    source: Source, points: Sequence[Point], request: Request, progress: Progress
+) -> list[Variant]:
+    """Return the network at each point, with packed linears split, or whole if that takes fewer conversions.
+
+    Pieces have the same bytes as the whole, so only a plan by count has to try both.
+    """
+    split = capture_variants(source, points, request, progress)
+    costs = split[0].target.costs.get(request.objective)
+    if costs is None or costs.units[0] != "conversions":
+        return split
+    whole = capture_variants(source, points, request, progress, splits=False)
+    if len(whole[0].program.nodes) == len(split[0].program.nodes):
+        return split
+
+    def cost(variants: list[Variant]) -> Cost:
+        problems = extract_problems(annotate_variants(variants), variants, costs)
+        return solve_layout(problems, variants, costs, source, request, progress).cost
+
+    return min(split, whole, key=cost)
 
 
 def annotate_variants(variants: Sequence[Variant]) -> list[Annotated]:

@@ -70,9 +70,17 @@ def specialize(source: Source, request: Request) -> list[Point]:
 
 
 def capture_variants(
-    source: Source, points: Sequence[Point], request: Request, progress: Progress
+    source: Source, points: Sequence[Point], request: Request, progress: Progress, splits: bool = True
 ) -> list[Variant]:
     """Return a network in normal form at each point, with everything folded into weights that can be.
+
+    Args:
+        source: the network.
+        points: the value of each dynamic size, at every point.
+        request: the target, orders and types.
+        progress: called with the step.
+        splits: whether a packed linear whose result is only cut becomes one per piece, if slices take the
+            target time.
 
     Raises:
         UnsupportedError: if the target cannot keep what the network has: state, integers, or dynamic sizes
@@ -80,12 +88,9 @@ def capture_variants(
     """
     sizes, target = source.sizes, request.target
     capabilities = target.capabilities
-    costs = target.costs.get(request.objective)
-    # By count a packed linear is not split: one conversion of its packed result is fewer.
-    by_count = costs is not None and costs.units[0] == "conversions"
     rewrites = partial(
         rewrite_linears,
-        fewest=None if by_count else capabilities.split_channels,
+        fewest=capabilities.split_channels if splits else None,
         heads=capabilities.heads,
     )
     if sizes is None:
