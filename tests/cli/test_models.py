@@ -47,7 +47,7 @@ def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):
     ("argv", "code", "words"),
     [
         (["plan"], 2, "required: MODEL"),
-        (["plan", "resnet18", *INPUT], 2, "neither a .pt2 file nor package.module:factory"),
+        (["plan", "resnet18", *INPUT], 2, "give mynet:Net for the class or function Net"),
         (["plan", "missing.pt2"], 2, "no such file"),
         (["plan", "no_such_package.nets:net", *INPUT], 2, "no module named 'no_such_package'"),
         (["plan", "tests.no_such_module:net", *INPUT], 2, "no module named 'tests.no_such_module'"),

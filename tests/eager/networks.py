@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import nn
 from torch.nn import functional as F
+
+# Python 3.10 knows the names of functions in torch.nn.functional alone.
+KNOWS_EACH_CALL = sys.version_info >= (3, 11)
 
 
 class Apply(nn.Module):

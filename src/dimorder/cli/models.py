@@ -118,7 +118,9 @@ def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
         return _load_exported(spec)
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", spec):
         raise UsageError(
-            f"MODEL {spec}", "neither a .pt2 file nor package.module:factory", "see dimorder lower --help"
+            f"MODEL {spec}",
+            "neither a .pt2 file nor module:name",
+            "give mynet:Net for the class or function Net of mynet.py in this folder",
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dimorder.targets.base import Target
 
 _MODEL_HELP = (
-    "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
+    "a .pt2 file, or module:name, such as mynet:Net for the class Net of mynet.py in this folder; "
+    "the name is a callable that returns a torch.nn.Module, or a Module"
 )
 
 

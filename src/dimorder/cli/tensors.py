@@ -162,6 +162,8 @@ def _assign(names: Sequence[str], files: Sequence[str]) -> Mapping[str, str]:
         raise UsageError(
             "--input",
             f"{len(files)} for {len(names)} inputs",
-            f"give --input FILE for each of {', '.join(names)}" if names else "leave --input out",
+            f"give --input FILE (a picture or .npy) for each of {', '.join(names)}"
+            if names
+            else "leave --input out",
         )
     return {**chosen, **dict(zip(left, unnamed, strict=True))}

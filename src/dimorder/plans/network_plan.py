@@ -336,7 +336,8 @@ class NetworkPlan:
         """Return what forces the conversion: the nearest operators that do not accept any order."""
         sites = self.extracted.sites
         if sites[conversion.producer].kind == "input":
-            return f"promise input {planned.value} in {planned.to_order}, and the caller may save it"
+            order = f"{planned.to_order} (input_orders=)"
+            return f"promise input {planned.value} in {order}, if the caller has it so"
         if "output" in [sites[i].kind for i in conversion.consumers]:
             return f"take this output in {planned.from_order}, which the program can give for free"
         makers, takers = (

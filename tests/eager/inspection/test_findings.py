@@ -20,6 +20,7 @@ from dimorder.eager.inspection.traced import TracedValue
 from dimorder.errors import UsageError
 from tests.eager.inspection import oracle
 from tests.eager.inspection.networks import NETWORKS, build
+from tests.eager.networks import KNOWS_EACH_CALL
 
 FAST = ("resnet18", "shufflenet_v2_x1_0", "convnext_tiny")
 SPARING = ("resnet18", "densenet121", "efficientnet_b0", "convnext_tiny", "swin_t")
@@ -107,7 +108,8 @@ def test_a_planted_fault_is_found_and_named(name):
     found = inspect(Faulty(between), torch.randn(2, 4, 7, 9))
     costly = [f for f in found.findings if f.verdict in COSTLY]
     fault = costly[0]
-    assert (fault.verdict, fault.operator, fault.function) == (verdict, operator, function)
+    assert (fault.verdict, fault.operator) == (verdict, operator)
+    assert fault.function == function or not (fault.function or KNOWS_EACH_CALL)
     assert (fault.before, fault.after) == (before, after)
     assert "test_findings.py:" in fault.source
     assert fault.bytes > 0 and fault.what_to_do in str(found)
@@ -135,10 +137,8 @@ def test_conv1d_copies_inside():
     conv = nn.Conv1d(4, 6, 3)
     found = inspect(conv, to_channels_last(torch.randn(2, 4, 9)), order=None)
     (lost,), (copy,) = found.of("lost"), found.of("hidden copy")
-    assert (copy.operator, copy.function, copy.before, copy.after) == (
-        *("aten.convolution", "conv1d"),
-        *("NLC", "NCL"),
-    )
+    assert (copy.operator, copy.before, copy.after) == ("aten.convolution", "NLC", "NCL")
+    assert copy.function == ("conv1d" if KNOWS_EACH_CALL else "")
     assert copy.bytes == 2 * 4 * 9 * 4 and lost.call == copy.call
     assert inspect(conv, torch.randn(2, 4, 9)).keeps
 

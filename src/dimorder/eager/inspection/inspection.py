@@ -300,7 +300,8 @@ def expect_channels_last(
         args: example positional inputs, or a tensor.
         kwargs: example keyword inputs.
         allow: patterns, with `*` for anything, of allowed places: an operator ("aten.cat"), a function
-            ("softmax"), a module's path ("head.*"), or a line ("net.py:12").
+            ("softmax"), a module's path ("head.*"), or a line ("net.py:12"). Python 3.10 knows the names of
+            functions in torch.nn.functional alone.
 
     Returns:
         The inspection.
