@@ -143,7 +143,7 @@ MAY_IMPORT = {
         "targets",
         "api",
     },
-    "explorer": {"text", "plans", "report", "executorch"},
+    "explorer": {"errors", "text", "plans", "report", "executorch"},
     "demo": {"errors", "clock", "runtime"},
     "report": {
         "errors",

@@ -12,7 +12,7 @@ from typing import Any
 
 from dimorder.capture.integer_boundary import Types
 from dimorder.clock import Clock, Progress
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
 from dimorder.pipeline.checking import Checks, emit_artifact
 from dimorder.pipeline.planning import (
@@ -32,7 +32,6 @@ from dimorder.runtime.program import Program
 from dimorder.sizes.symbolic_program import Point
 from dimorder.targets import DEFAULT, find, target_for_file
 from dimorder.targets.base import Target
-from dimorder.targets.target_info import installed
 
 __all__ = ["Lowered", "load", "lower", "plan"]
 
@@ -162,7 +161,7 @@ def lower(
         physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
         planned = plan_float_islands(planned, physical, chosen)
         error = clock.step("verify", checks.compare_program, physical, planned)
-        with installed(chosen.name, chosen.install):
+        with installed(f"target {chosen.name}", chosen.install):
             artifact = clock.step("emit", emit_artifact, physical, planned, chosen)
             runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
             ran = clock.step("run", checks.compare_artifact, artifact, physical, planned, chosen, runs)
@@ -219,7 +218,7 @@ def load(
         fix = "run it with what it was lowered for"
         raise UnsupportedError(f"loading {file}", f"target {found.name} reads no file back", fix)
     require_choice(on_mismatch)
-    with installed(found.name, found.install):
+    with installed(f"target {found.name}", found.install):
         if threads is not None:
             _set_threads(found, threads)
         contract, run = found.files.read(file)

@@ -5,6 +5,9 @@ Callers tell the subclasses apart. The CLI exits with 2 for `UsageError`, and wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DimorderError(Exception):
     """Base of every error that dimorder raises on purpose.
@@ -46,3 +49,21 @@ class VerificationError(DimorderError):
 
 class StageError(DimorderError):
     """A stage of the pipeline that does not keep its own promise: a mistake in dimorder."""
+
+
+@contextmanager
+def installed(where: str, install: str) -> Iterator[None]:
+    """Raise a missing module as an error of three lines, the last of which is the install command.
+
+    >>> with installed("target counted", "pip install counted"):
+    ...     import no_such_module
+    Traceback (most recent call last):
+    dimorder.errors.UnsupportedError: target counted
+      found: not all that it needs is installed: No module named 'no_such_module'
+      fix: pip install counted
+    """
+    try:
+        yield
+    except ImportError as error:
+        found = f"not all that it needs is installed: {error}"
+        raise UnsupportedError(where, found, install) from error

@@ -77,14 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without a command, three to try are shown.
     """
-    if completion.is_requested():
-        completion.complete(parser())
-    if not (sys.argv[1:] if argv is None else argv):
-        print(WELCOME)
-        return DONE
     try:
+        if completion.is_requested():
+            completion.complete(parser())
+        if not (sys.argv[1:] if argv is None else argv):
+            print(WELCOME)
+            return DONE
         options = parser().parse_args(argv)
-    except UsageError as error:
+    except DimorderError as error:
         print(error, file=sys.stderr)
         return USAGE
     with open_console(options.debug) as console:

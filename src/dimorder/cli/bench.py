@@ -13,7 +13,7 @@ from dimorder.cli import models
 from dimorder.cli.answer import DONE, NO, Answer, read_json
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser, json_option, model_options, report_option
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, installed
 
 EXAMPLES = """\
   dimorder bench torchvision.models:resnet18 --input 1x3x224x224
@@ -139,7 +139,8 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     from dimorder.latency import kernel_times
 
     threads = torch.get_num_threads() if options.threads is None else options.threads
-    found = kernel_times.measure(family(), threads, progress=progress)
+    with installed("the kernels of XNNPACK", "pip install 'dimorder[executorch]'"):
+        found = kernel_times.measure(family(), threads, progress=progress)
     slower: dict[str, list[float]] = {}
     for kernel, ns in found.measured:
         slower.setdefault(kernel.name, []).append(ns / found.least(kernel))

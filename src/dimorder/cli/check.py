@@ -11,8 +11,7 @@ from dimorder.cli import models
 from dimorder.cli.answer import DONE, NO, Answer
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser, json_option, model_options
-from dimorder.errors import UsageError
-from dimorder.targets.target_info import installed
+from dimorder.errors import UsageError, installed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -108,7 +107,7 @@ def _check_file(path: str) -> FileSummary:
     target = targets.find(name)
     assert target.files.check is not None, "find refuses a target that lists a kind of file and checks none"
     try:
-        with installed(name, target.install):
+        with installed(f"target {name}", target.install):
             return target.files.summarize(path, data)
     except UsageError as error:
         raise UsageError(where, error.found, error.fix) from error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from dimorder import targets
 from dimorder.cli.options import CommandParser
+from dimorder.errors import installed
 
 _REQUESTED = "_ARGCOMPLETE"  # set by the shell's function, which runs `dimorder` for the words
 
@@ -19,7 +20,8 @@ def is_requested() -> bool:
 
 def complete(parser: CommandParser) -> None:
     """Answer the shell, and end the process."""
-    import argcomplete
+    with installed("completion in a shell", "pip install 'dimorder[completion]'"):
+        import argcomplete
 
     for command in _commands(parser):
         words = {option: _choices(kind) for option, kind in command.offers}

@@ -8,7 +8,7 @@ from pathlib import Path
 from dimorder.cli.answer import Answer
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser
-from dimorder.errors import UnsupportedError
+from dimorder.errors import installed
 
 INSTALL = "pip install 'dimorder[executorch,demo]' && pip install --no-deps facenet-pytorch==2.6.0"
 
@@ -34,10 +34,8 @@ def add_options(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     progress("loading torch and ExecuTorch")
-    try:
+    with installed("the demo", INSTALL):
         from dimorder.demo import face
-    except ImportError as error:
-        raise UnsupportedError("the demo", f"no module {error.name}", INSTALL) from error
     face.show(Path(options.folder), progress.print, progress)
     return Answer("")
 

@@ -35,6 +35,7 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
+_LIBRARIES = ("timm", "torchvision", "transformers")  # of networks, each with the name of its package
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|(?:\d+|[A-Z])(?:[x,](?:\d+|[A-Z]))*)(?::(?:torch\.)?(?P<dtype>\w+))?"
 )
@@ -252,10 +253,12 @@ def _import(spec: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failed(spec, f"importing {name}", error) from error
+        package = error.name.split(".")[0]
+        how = f"pip install {package}" if package in _LIBRARIES else "install it"
         raise UsageError(
             f"MODEL {spec}",
             f"no module named {error.name!r}",
-            f"install it, or run dimorder in the folder that holds {error.name.split('.')[0]}",
+            f"{how}, or run dimorder in the folder that holds {package}",
         ) from error
     except Exception as error:
         if _lacks_torchvision_operators(error):

@@ -99,10 +99,10 @@ def _compare(options: argparse.Namespace, progress: ProgressLine) -> Answer:
 def _stock(named: tuple[Any, Any, Any], progress: ProgressLine) -> list[FileNode]:
     """Return the operators of the file that ExecuTorch's own lowering makes of a network."""
     from dimorder.capture.export import export
+    from dimorder.errors import installed
     from dimorder.pipeline.source import read_source
-    from dimorder.targets.target_info import installed
 
-    with installed("executorch", "pip install 'dimorder[executorch]'"):
+    with installed("ExecuTorch's own lowering", "pip install 'dimorder[executorch]'"):
         from dimorder.executorch.stock_graph import stock_graph
 
         progress("lowering with ExecuTorch")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dimorder.errors import installed
+
 if TYPE_CHECKING:
     from dimorder.executorch.checking import check_file, check_program
     from dimorder.executorch.file_conversions import FileConversions, conversions_in
@@ -59,7 +61,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            with installed(f"{__name__}.{name}", "pip install 'dimorder[executorch]'"):
+                globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -14,6 +14,7 @@ from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
+import executorch.exir  # noqa: F401  what is probed; without it this module is of no use
 from torch.export import ExportedProgram
 
 from dimorder.clock import Progress, StepPart

@@ -21,7 +21,7 @@ from torch import nn
 
 from dimorder.clock import Progress, StepPart
 from dimorder.cpu import describe_machine, machine
-from dimorder.errors import DimorderError, UnsupportedError, UsageError
+from dimorder.errors import DimorderError, UnsupportedError, UsageError, installed
 from dimorder.latency.limit import least_seconds, measure_limit
 from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
@@ -288,10 +288,8 @@ def _time(make: Callable[[], T]) -> tuple[T, float]:
 
 def png(bench: Bench) -> bytes:
     """Return the medians as a bar chart; raises `UnsupportedError` if matplotlib is not installed."""
-    try:
+    with installed("a chart", "pip install 'dimorder[peers]'"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError("a chart", str(error), "pip install 'dimorder[peers]'") from error
     timed = sorted((row for row in bench.rows if row.ms), key=lambda row: -(row.median or 0.0))
     figure = Figure(figsize=(8, 0.8 + 0.45 * len(timed)), layout="constrained")
     axes = figure.subplots()

@@ -17,7 +17,7 @@ from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
 from dimorder.capture.state import unchanged
 from dimorder.clock import Progress, StepPart
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
@@ -26,7 +26,6 @@ from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.reading import Normalization
 from dimorder.targets import choices, find
 from dimorder.targets.base import Recipe, Target
-from dimorder.targets.target_info import installed
 
 KEPT = 16  # examples on which networks are compared
 
@@ -136,7 +135,7 @@ def quantize(
     assert isinstance(original, GraphModule)
     if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
-    with installed(find(target).name, chosen.install):
+    with installed(f"target {find(target).name}", chosen.install):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         from dimorder.quantization.clamps import BehindClamps

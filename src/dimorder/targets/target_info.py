@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UsageError, installed
 
 # The objectives of `costs.counted`.
 COUNTED: Mapping[str, str] = MappingProxyType(
@@ -88,23 +87,5 @@ class TargetInfo:
     def open(self, name: str) -> Any:
         """Import and return the target itself. Raises `UnsupportedError` if a dependency is not installed."""
         module, _, attribute = self.target.partition(":")
-        with installed(name, self.install):
+        with installed(f"target {name}", self.install):
             return getattr(importlib.import_module(module), attribute)
-
-
-@contextmanager
-def installed(name: str, install: str) -> Iterator[None]:
-    """Raise a missing module as an error of three lines, the last of which is the install command.
-
-    >>> with installed("counted", "pip install counted"):
-    ...     import no_such_module
-    Traceback (most recent call last):
-    dimorder.errors.UnsupportedError: target counted
-      found: not all that it needs is installed: No module named 'no_such_module'
-      fix: pip install counted
-    """
-    try:
-        yield
-    except ImportError as error:
-        found = f"not all that it needs is installed: {error}"
-        raise UnsupportedError(f"target {name}", found, install) from error

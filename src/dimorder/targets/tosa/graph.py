@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UsageError, installed
 from dimorder.targets.tosa import INFO
 from dimorder.text import columns, shape_text
 
@@ -104,10 +104,8 @@ def inspect_tosa(data: bytes) -> TosaSummary:
     """
     if data[4:8] != b"TOSA":
         raise UsageError("a TOSA file", "no TOSA identifier in its first 8 bytes", "give a .tosa flatbuffer")
-    try:
+    with installed("target tosa", INFO.install):
         from tosa.TosaGraph import TosaGraph
-    except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INFO.install) from error
     try:
         return _summary(TosaGraph.GetRootAs(bytearray(data), 0), len(data))
     except _DAMAGE as error:

@@ -16,7 +16,7 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
@@ -64,10 +64,8 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
 
     Raises `UnsupportedError` if tosa-tools is not installed, or the reference model refuses the graph.
     """
-    try:
+    with installed("target tosa", INFO.install):
         import tosa_reference_model as reference
-    except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INFO.install) from error
     arrays = [_physical(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
     results, status = reference.run(data, arrays)
     if status != reference.GraphStatus.TOSA_VALID:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from dimorder.cpu import family as this_family
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, installed
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.layout.costs import Costs
@@ -18,7 +18,6 @@ from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.relation import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.table import Table, results
-from dimorder.targets.target_info import installed
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import TABLE, Times, measured_times, total
@@ -51,7 +50,7 @@ def by_time(operators: Table, family: str | None = None) -> Costs:
     def calls(made: Sequence[Node]) -> Cost:
         for call in made:
             _require_float32(call)
-        with installed("xnnpack", INFO.install):
+        with installed("target xnnpack", INFO.install):
             from dimorder.targets.xnnpack.sketch import kernels
         return _rounded(total(times(), kernels(made, operators))), 0
 

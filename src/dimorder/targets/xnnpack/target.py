@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
+from dimorder.errors import installed
 from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.layout.capabilities import Capabilities
@@ -25,7 +26,6 @@ from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
-from dimorder.targets.target_info import installed
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
@@ -149,7 +149,7 @@ def _at_all_sizes(
     operators: Table, call: Node, constants: Collection[Node], numbers: Mapping[Node, DynamicCall]
 ) -> str | None:
     """Return why XNNPACK does not compute a call at all sizes, or None."""
-    with installed("xnnpack", INFO.install):
+    with installed("target xnnpack", INFO.install):
         from dimorder.targets.xnnpack.sketch import unfit_sizes
     return unfit_sizes(call, operators, constants, numbers)
 
