@@ -59,7 +59,7 @@ def files(plans, inspected, tmp_path_factory):
         "kept": inspection_page(dimorder.inspect(torch.nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 7))),
         "bench": bench_page(BENCH),
     }
-    large = align_sides(Side("one", wide(2000, 20), "none"), Side("other", wide(2000, 30), "none"))
+    large = align_sides(Side("one", wide(2000, 20), "", "none"), Side("other", wide(2000, 30), "", "none"))
     pages["large"] = comparison_page(large)
     folder = tmp_path_factory.mktemp("pages")
     for name, page in pages.items():
@@ -94,6 +94,15 @@ def test_nothing_is_wider_than_the_window(name, width, opened):
     # Also when every detail and every card is open.
     page.evaluate("document.querySelectorAll('.about').forEach(each => { each.hidden = false; })")
     assert page.evaluate(OVERFLOW) <= 0
+
+
+def test_on_a_phone_no_cell_of_a_table_wraps_except_the_last(opened):
+    page = opened("both", PHONE)
+    rows = page.evaluate(
+        "[...document.querySelectorAll('tr')].map(row => [...row.querySelectorAll('td')].map("
+        "cell => getComputedStyle(cell).whiteSpace)).filter(cells => cells.length)"
+    )
+    assert rows and all(row == ["nowrap"] * (len(row) - 1) + ["normal"] for row in rows)
 
 
 @pytest.mark.parametrize(("dark", "ground"), [(False, "rgb(251, 251, 250)"), (True, "rgb(21, 23, 27)")])

@@ -46,6 +46,11 @@ class Shuffled(nn.Module):
         return self.second(y)
 
 
+class Plain(nn.Conv2d):
+    def __init__(self) -> None:
+        super().__init__(3, 4, 3)
+
+
 X = torch.randn(2, 3, 13, 15)
 COMMAND = ["plan", f"{__name__}:Corners", "--input", "2x3x13x15"]
 
@@ -95,7 +100,7 @@ def test_the_page_has_both_graphs_and_the_totals_and_needs_nothing_from_elsewher
 
 def test_boxes_of_one_side_alone_lie_between_those_of_both():
     sides = [
-        Side(name, Drawing(tuple(Box(place, "", "", {}, place) for place in places), edges, {}), "")
+        Side(name, Drawing(tuple(Box(place, "", "", {}, place) for place in places), edges, {}), "", "")
         for name, places, edges in (
             ("one", ("input", "a", "b", "output"), (Edge(0, 1, None), Edge(1, 2, None), Edge(2, 3, None))),
             ("other", ("input", "", "b", "output"), (Edge(0, 1, None), Edge(1, 2, None), Edge(2, 3, None))),
@@ -124,7 +129,7 @@ def wide(count: int, period: int) -> Drawing:
 
 def test_two_thousand_operators_are_one_page():
     start = time.perf_counter()
-    found = align_sides(Side("one", wide(2000, 20), "none"), Side("other", wide(2000, 30), "none"))
+    found = align_sides(Side("one", wide(2000, 20), "", "none"), Side("other", wide(2000, 30), "", "none"))
     page = comparison_page(found, "large")
     assert time.perf_counter() - start < 20
     assert len(page) < 4e6 and page.count('class="node channels-last"') == 4000
@@ -144,6 +149,56 @@ def test_the_command_compares_two_objectives(tmp_path, capfd):
     ]
 
 
+def test_each_side_of_the_page_has_the_totals_of_its_plan_and_its_cost(plans, found):
+    rows = {title: (first, second) for title, first, second in found.rows()}
+    first, second = plans.values()
+    assert rows["conversions"] == (str(len(first.conversions)), str(len(second.conversions)))
+    assert rows["cost by its objective"] == (f"{first.cost[0]:,} bytes", f"{second.cost[0]:,} conversions")
+    text = Page(comparison_page(found)).text
+    for row in found.rows():
+        assert all(cell in text for cell in row)
+
+
+def test_the_command_compares_with_executorch(tmp_path, capfd):
+    pytest.importorskip("executorch")
+    from dimorder.executorch.file_conversions import conversions_in
+    from dimorder.executorch.lowering_paths import stock
+
+    path, data = tmp_path / "both.html", tmp_path / "both.json"
+    files = ["--report", str(path), "--json", str(data)]
+    given = ["--target", "xnnpack", "--compare-with", "executorch", *files]
+    assert main(["plan", f"{__name__}:Shuffled", "--input", "2x3x13x15", *given]) == 0
+    in_file = conversions_in(stock("xnnpack")(torch.export.export(Shuffled().eval(), (X,))))
+    found = json.loads(data.read_text())
+    ours, theirs = found["compared"]
+    assert (ours["name"], ours["conversion_count"]) == ("dimorder, by bytes", found["conversion_count"])
+    assert ours["converted_bytes"] == sum(each["bytes"] for each in found["conversions"])
+    assert (theirs["name"], theirs["conversion_count"]) == ("ExecuTorch", in_file.conversion_count)
+    assert theirs["converted_bytes"] == in_file.bytes
+    page = Page(path.read_text())
+    assert page.classes.count("graph") == 2
+    assert "no objective" in page.text and f"{in_file.bytes:,}" in page.text
+    assert "no objective" in capfd.readouterr().out
+
+
+def test_the_command_refuses_dynamic_sizes_beside_executorch(capfd):
+    given = ["--target", "xnnpack", "--compare-with", "executorch"]
+    argv = ["plan", f"{__name__}:Shuffled", "--input", "Nx3x13x15", *given]
+    assert refused(capfd, argv, 2).splitlines() == [
+        "--compare-with executorch",
+        "  found: dynamic sizes",
+        "  fix: give --input numbers alone",
+    ]
+
+
+def test_the_command_compares_two_objectives_over_a_range(capfd):
+    argv = ["plan", f"{__name__}:Plain", "--input", "Nx3x13x15", "--compare-with", "count"]
+    assert main(argv) == 0
+    assert re.search(
+        r"^cost by its objective +[\d,]+ bytes +2 conversions$", capfd.readouterr().out, re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize("given", [["bytes"], ["speed"], ["executorch"]])
 def test_the_command_refuses_what_it_cannot_compare(given, capfd):
     assert "--compare-with" in refused(capfd, [*COMMAND, "--compare-with", *given], 2)
@@ -161,6 +216,12 @@ def test_executorchs_own_lowering_lies_beside_ours(tmp_path, capfd):
     totals, in_file = found.totals(1), conversions_in(stock("xnnpack")(exported))
     assert totals["conversion_count"] == in_file.conversion_count == 5
     assert totals["converted_bytes"] == in_file.bytes
+    families = {
+        (box.title, box.family)
+        for box in found.sides[1].drawing.boxes
+        if box.title in ("Conv2d", "input", "output")
+    }
+    assert families == {("Conv2d", "channels-last"), ("input", "row-major"), ("output", "row-major")}
     places = [
         {
             box.place.split(", in ")[1]: slot

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.executorch.file_conversions import BACKEND_ID, converted_bytes, delegate_blob
@@ -18,8 +18,16 @@ from dimorder.executorch.xnn_blob import flatbuffer_of, moved_bytes
 from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
 from dimorder.text import shape_text
 
-# The line of an instruction, or of an operator in its delegate by that operator's debug handle.
-SourceLines = Callable[[int, int | None], str]
+
+class EdgeOperator(NamedTuple):
+    """The operator of the network that one of a file was made of: its line, and its result's shape."""
+
+    source: str = ""
+    shape: tuple[int, ...] = ()
+
+
+# The operator of an instruction, or of a node in its delegate by that node's debug handle.
+EdgeOperators = Callable[[int, int | None], EdgeOperator]
 
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _HIDDEN = ("flags", "num_dims")  # fields of XNNPACK's nodes that tell a reader nothing
@@ -38,6 +46,8 @@ class FileNode:
         converted_bytes: The bytes that it moves into another order; None if it is no conversion.
         source: The line that it comes from. It is empty for what the lowering inserted, and for all nodes if
             no lines are known.
+        shape: The shape of its result, as the network has it; empty if it is not known.
+        order: The order in which its result lies in memory, or None if it is not known.
     """
 
     name: str
@@ -47,14 +57,17 @@ class FileNode:
     facts: dict[str, str] = field(default_factory=dict)
     converted_bytes: int | None = None
     source: str = ""
+    shape: tuple[int, ...] = ()
+    order: DimOrder | None = None
 
 
-def graph_of_file(path: str, sources: SourceLines | None = None) -> list[FileNode]:
+def graph_of_file(path: str, operators: EdgeOperators | None = None) -> list[FileNode]:
     """Return the operators of a .pte in program order.
 
     Args:
         path: a .pte of any tool.
-        sources: the source lines of its operators, which the file itself lacks.
+        operators: the operators of the network that its own were made of, of which the file itself says
+            nothing.
 
     Returns:
         The nodes. A delegate of another backend than XNNPACK is one node.
@@ -68,34 +81,35 @@ def graph_of_file(path: str, sources: SourceLines | None = None) -> list[FileNod
     tables = read_tables(Path(path).read_bytes(), where)
     plan = forward_plan(tables, where)
     try:
-        return list(_nodes(tables, plan, sources or (lambda instruction, handle: "")))
+        return list(_nodes(tables, plan, operators or (lambda instruction, handle: EdgeOperator())))
     except _DAMAGE as error:
         raise damage_error(where, f"contradictory tables ({type(error).__name__}: {error})") from error
 
 
-def _nodes(tables: Any, plan: Any, sources: SourceLines) -> Iterator[FileNode]:
+def _nodes(tables: Any, plan: Any, operators: EdgeOperators) -> Iterator[FileNode]:
     written: dict[int, str] = {}
     for place, index in enumerate(plan.inputs):
         written[index] = f"input {place}"
-        yield FileNode(f"input {place}", "input", facts={"value": _tensor_text(plan.values[index].val)})
+        yield _boundary_node(f"input {place}", plan.values[index].val)
     for number, call in enumerate(instructions(plan)):
         kernel = kernel_of(plan, call)
         tensors = [index for arg in call.args for index in tensors_of(plan, arg)]
         if kernel:
             results = tensors_of(plan, call.args[-1])
             operands = [index for index in tensors if index not in results and index in written]
-            node = FileNode(f"{number} {kernel}", kernel, source=sources(number, None))
+            node = FileNode(f"{number} {kernel}", kernel, source=operators(number, None).source)
             nodes, results_from = [node], dict.fromkeys(results, node.name)
             node.reads = [written[index] for index in operands]
             node.converted_bytes = converted_bytes(plan, call)
             node.facts = _facts([plan.values[i].val for i in operands], [plan.values[i].val for i in results])
+            node.shape, node.order = _shape_and_order(plan.values[results[0]].val) if results else ((), None)
         else:
             delegate = plan.delegates[call.delegate_index]
             group = f"{delegate.id} {call.delegate_index}"
             if delegate.id == BACKEND_ID:
                 blob = delegate_blob(tables, delegate)
-                lines = functools.partial(sources, number)
-                nodes, results_from = _xnn_nodes(blob, group, tensors, written, lines)
+                of_handle = functools.partial(operators, number)
+                nodes, results_from = _xnn_nodes(blob, group, tensors, written, of_handle)
             else:
                 reads = [written[index] for index in tensors if index in written]
                 node = FileNode(f"{number} {group}", delegate.id, reads=reads)
@@ -104,8 +118,39 @@ def _nodes(tables: Any, plan: Any, sources: SourceLines) -> Iterator[FileNode]:
         written |= results_from
     for place, index in enumerate(plan.outputs):
         if index in written:
-            facts = {"value": _tensor_text(plan.values[index].val)}
-            yield FileNode(f"output {place}", "output", reads=[written[index]], facts=facts)
+            node = _boundary_node(f"output {place}", plan.values[index].val)
+            node.reads = [written[index]]
+            yield node
+
+
+def _boundary_node(name: str, value: Any) -> FileNode:
+    """Return the node of an input or output of the file."""
+    shape, order = _shape_and_order(value)
+    facts = {"value": _tensor_text(value)}
+    return FileNode(name, name.split()[0], facts=facts, shape=shape, order=order)
+
+
+def _shape_and_order(value: Any) -> tuple[tuple[int, ...], DimOrder | None]:
+    """Return the shape and the order of a tensor of ExecuTorch, nothing of another value."""
+    if not hasattr(value, "sizes"):
+        return (), None
+    return tuple(value.sizes), DimOrder(*value.dim_order)
+
+
+def order_in_memory(dims: Sequence[int], shape: Sequence[int]) -> DimOrder | None:
+    """Return the order in which a value of a shape has these sizes in memory; None if that is not known.
+
+    A cube has the same sizes in every order.
+
+    >>> order_in_memory((1, 5, 7, 3), (1, 3, 5, 7)), order_in_memory((1, 5, 5, 5), (1, 5, 5, 5))
+    (DimOrder(0, 2, 3, 1), None)
+    """
+    rank = len(shape)
+    orders = (DimOrder.contiguous(rank), DimOrder.channels_last(rank))
+    fits = [order for order in orders if order.physical_shape(shape) == tuple(dims)]
+    if not fits or not fits[0].equivalent(fits[-1], shape):
+        return None
+    return fits[0]
 
 
 def _facts(operands: Sequence[Any], results: Sequence[Any]) -> dict[str, str]:
@@ -128,7 +173,7 @@ def _xnn_nodes(
     group: str,
     tensors: Sequence[int],
     outside: Mapping[int, str],
-    sources: Callable[[int], str],
+    operator_of: Callable[[int], EdgeOperator],
 ) -> tuple[list[FileNode], dict[int, str]]:
     """Return the nodes of an XNNPACK delegate, and the node that writes each of its results.
 
@@ -145,7 +190,11 @@ def _xnn_nodes(
         ids = {key: value for key, value in fields.items() if key.endswith("_id") and value in values}
         reads = [value for key, value in ids.items() if not key.startswith("output")]
         node = FileNode(f"{group}/{number} {kind}", kind.removeprefix("XNN"), group)
-        node.source = sources(union["debug_handle"])
+        made_of = operator_of(union["debug_handle"])
+        node.source, node.shape = made_of
+        result = next((value for key, value in ids.items() if key.startswith("output")), None)
+        if result is not None and made_of.shape:
+            node.order = order_in_memory(values[result].get("dims", ()), made_of.shape)
         node.converted_bytes = converted
         node.reads = [written[value] for value in reads if value in written]
         node.facts = {key.removesuffix("_id"): _xnn_text(values[value]) for key, value in ids.items()}

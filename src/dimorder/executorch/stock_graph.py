@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from dimorder.errors import UnsupportedError
-from dimorder.executorch.file_graph import FileNode, graph_of_file
-from dimorder.graph.nodes import where
+from dimorder.executorch.file_graph import EdgeOperator, FileNode, graph_of_file
+from dimorder.graph.nodes import tensors_in, where
 
 
 def stock_graph(program: ExportedProgram) -> list[FileNode]:
@@ -42,17 +43,22 @@ def stock_graph(program: ExportedProgram) -> list[FileNode]:
         found = f"{type(error).__name__}: {said}"
         raise UnsupportedError("ExecuTorch's own lowering", found, "use dimorder's alone") from error
     record = lowered.get_etrecord()
-    lines = {
-        node.meta.get("debug_handle"): where(node)
+    operators = {
+        node.meta.get("debug_handle"): EdgeOperator(where(node), _shape(node))
         for node in record.edge_dialect_program.graph.nodes
         if node.op == "call_function"
     }
     handles = lowered.debug_handle_map["forward"]
 
-    def source(instruction: int, handle: int | None) -> str:
-        return lines.get(handles.get(instruction) if handle is None else handle, "")
+    def operator_of(instruction: int, handle: int | None) -> EdgeOperator:
+        return operators.get(handles.get(instruction) if handle is None else handle, EdgeOperator())
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stock.pte"
         path.write_bytes(lowered.buffer)
-        return graph_of_file(str(path), source)
+        return graph_of_file(str(path), operator_of)
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    """Return the shape of an operator's first result."""
+    return next((tuple(map(int, each.shape)) for each in tensors_in(node.meta["val"])), ())

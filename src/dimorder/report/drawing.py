@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dimorder.algebra.dim_order import describe
 from dimorder.clock import Progress, report_each
 from dimorder.eager.inspection.findings import COSTLY, Finding
 from dimorder.eager.inspection.inspection import Inspection
 from dimorder.eager.inspection.traced import Kind, TracedCall
 from dimorder.plans.network_plan import Explanation, NetworkPlan
-from dimorder.report.operator_rows import OperatorRow, operator_rows
+from dimorder.report.operator_rows import OperatorRow, dim_order_family, operator_rows
 from dimorder.report.plan_graph import Edge, edges_of
 from dimorder.text import counted, shape_text
 
@@ -29,7 +30,7 @@ class Box:
     Attributes:
         title: The name of the operator.
         line: The second line in the box.
-        family: The kind of its order, which gives its colour; empty if it is not known.
+        family: The kind of its result's order, which gives its colour; empty if it is not known.
         facts: The facts that a reader can open, by title; a fact may be empty.
         place: The line that it comes from. Boxes of two drawings with the same place are one operator.
         moved_bytes: The bytes that it moves into another order; None if it is no conversion.
@@ -130,11 +131,16 @@ def file_drawing(nodes: Iterable[FileNode]) -> Drawing:
 
 def _file_box(node: FileNode) -> Box:
     value = next((fact for title, fact in node.facts.items() if title.startswith(("output", "writes"))), "")
+    line, family = value.split()[0] if value else "", ""
     facts = {"at": node.source, "in": node.group, **node.facts}
+    if node.order is not None:
+        line = f"{node.order.name} {shape_text(node.shape, '×')}"
+        family = dim_order_family(node.order, node.shape)
+        facts["order"] = describe(node.order)
     if node.converted_bytes is not None:
         facts["moves"] = f"{node.converted_bytes:,} bytes"
     place = node.source or (node.operator if node.operator in ("input", "output") else "")
-    return Box(node.operator, value.split()[0] if value else "", "", facts, place, node.converted_bytes)
+    return Box(node.operator, line, family, facts, place, node.converted_bytes)
 
 
 def inspection_drawing(found: Inspection) -> Drawing:

@@ -99,8 +99,19 @@ def family_of(info: BufferInfo, order: AxisOrder) -> Family:
     if split or len(set(runs)) < len(runs):
         return "cut"
     ones = [dim for dim, size in enumerate(shape) if size == 1]
-    last = DimOrder.channels_last(len(shape))
-    return "channels-last" if DimOrder(*ones, *runs).equivalent(last, shape) else "permuted"
+    return dim_order_family(DimOrder(*ones, *runs), shape)
+
+
+def dim_order_family(order: DimOrder, shape: tuple[int, ...]) -> Family:
+    """Return the kind of an order of whole dimensions, for a shape.
+
+    >>> nhwc = DimOrder(0, 2, 3, 1)
+    >>> dim_order_family(nhwc, (1, 3, 5, 7)), dim_order_family(nhwc, (1, 8, 1, 1))
+    ('channels-last', 'row-major')
+    """
+    if order.equivalent(DimOrder.contiguous(len(shape)), shape):
+        return "row-major"
+    return "channels-last" if order.equivalent(DimOrder.channels_last(len(shape)), shape) else "permuted"
 
 
 def _module(node: Any) -> str:

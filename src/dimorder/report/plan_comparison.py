@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its name, its operators and conversions, and its proof in words."""
+    """One side of a comparison: its name, its operators and conversions, and its cost and proof in words."""
 
     name: str
     drawing: Drawing
+    cost: str
     proof: str
 
 
@@ -44,6 +45,7 @@ class PlanComparison:
     bytes that they move                                  1,800                                  1,800
     conversions only here                                     0                                      0
     bytes moved only here                                     0                                      0
+    cost by its objective                           1,800 bytes                          2 conversions
     proof                  no plan costs less than 1,800 bytes  no plan costs less than 2 conversions
     """
 
@@ -56,6 +58,7 @@ class PlanComparison:
         for title, key in _TOTALS.items():
             first, second = (f"{totals[key]:,}" for totals in map(self.totals, (0, 1)))
             yield title, first, second
+        yield "cost by its objective", self.sides[0].cost, self.sides[1].cost
         yield "proof", self.sides[0].proof, self.sides[1].proof
 
     def totals(self, number: int) -> dict[str, int]:
@@ -113,11 +116,11 @@ def compare_plans(
 
     def side(name: str, given: NetworkPlan | Sequence[FileNode]) -> Side:
         if not isinstance(given, NetworkPlan):
-            return Side(name, file_drawing(given), "none")
+            return Side(name, file_drawing(given), "no objective", "none")
         reasons = explain_largest(given, progress) if explained else {}
         bound = f"no plan costs less than {counted(given.certificate.lower_bound, given.units[0])}"
         proof = bound if given.certificate.optimal else f"not proven: {bound}"
-        return Side(name, plan_drawing(given, reasons), proof)
+        return Side(name, plan_drawing(given, reasons), counted(given.cost[0], given.units[0]), proof)
 
     first, second = (side(*each) for each in sides.items())
     return align_sides(first, second)
