@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -60,6 +60,13 @@ def calls(
         raise no_example(where)
 
 
+def count_examples(calibration: Calibration | None, exported: ExportedProgram) -> int | None:
+    """Return how many calls a calibration has, or None if that is not known before the last one."""
+    if isinstance(calibration, (str, os.PathLike)):
+        return sum(_count_in_file(file, exported) for file in _files(Path(calibration)))
+    return len(calibration) if isinstance(calibration, Sized) else None
+
+
 def no_example(where: str) -> UsageError:
     return UsageError(where, "no example", "give some inputs of the kind that the network will get")
 
@@ -93,12 +100,7 @@ def _read(
     path: Path, exported: ExportedProgram, normalization: Normalization | None
 ) -> Iterator[CalibrationCall]:
     specs = tensor_specs(exported)
-    if not path.exists():
-        raise UsageError(f"calibration {path}", "no such file or folder", "name a folder, or a .npz file")
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES)
-    for file in files:
+    for file in _files(path):
         where = f"calibration {file}"
         if is_array(str(file)):
             yield from _split_examples(read_arrays(str(file), where), specs, exported, where)
@@ -108,6 +110,22 @@ def _read(
             raise UsageError(
                 where, f"an image, for {len(specs)} inputs", "give .npz files with an array for each input"
             )
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UsageError(f"calibration {path}", "no such file or folder", "name a folder, or a .npz file")
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES)
+
+
+def _count_in_file(file: Path, exported: ExportedProgram) -> int:
+    if not is_array(str(file)):
+        return 1
+    where = f"calibration {file}"
+    examples = _split_examples(read_arrays(str(file), where), tensor_specs(exported), exported, where)
+    return sum(1 for _ in examples)
 
 
 def _split_examples(

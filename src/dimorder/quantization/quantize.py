@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,14 @@ from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
-from dimorder.quantization.calibration import Calibration, CalibrationCall, as_call, calls, no_example
+from dimorder.quantization.calibration import (
+    Calibration,
+    CalibrationCall,
+    as_call,
+    calls,
+    count_examples,
+    no_example,
+)
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.reading import Normalization
 from dimorder.targets import choices, find
@@ -110,7 +117,7 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     recipe, chosen = _recipe(recipe, find(target))
-    total = len(calibration) if isinstance(calibration, Sized) and not isinstance(calibration, str) else None
+    whole = calibration  # the first example may be taken from an iterator below
     if calibration is None:
         if not chosen.dynamic:
             raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
@@ -145,6 +152,7 @@ def quantize(
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
     examples: list[CalibrationCall] = []
     given = _exported_call(exported) if calibration is None else calls(calibration, exported, normalization)
+    total = count_examples(whole, exported)
     buffers = dict(original.named_buffers())  # observers have buffers of their own
     with torch.no_grad(), unchanged(prepared, buffers):
         for done, call in enumerate(given):
