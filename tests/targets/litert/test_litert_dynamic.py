@@ -92,10 +92,10 @@ ISLANDS: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "4 bits": (
         lambda: by_torchao(
             seeded(nn.Linear, 64, 7),
-            Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32)),
+            Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(16)),
         ),
         drawn(5, 64),
-        "a weight with scales along another dimension than its output channels",
+        "a weight with a scale for every 16 inputs, where XNNPACK takes multiples of 32",
     ),
     "convolution": (
         lambda: by_xnnpack_dynamically(seeded(nn.Conv2d, 3, 8, 3), drawn(2, 3, 9, 11)),

@@ -31,7 +31,7 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.float16: "FLOAT16",
         torch.float64: "FLOAT64",
         torch.int8: "INT8",
-        torch.uint8: "UINT8",
+        torch.uint8: "UINT8",  # and INT4 for integers of 4 bits
     }
 )
 CAST_ONLY = frozenset((torch.float16, torch.float64))  # floats in which no kernel computes anything but casts
@@ -54,11 +54,15 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class TfLiteScales:
-    """The zero point and scales of a tensor's integers: one scale, or one for each index of `dim`."""
+    """The zero point and scales of a tensor's integers: one scale, or one for each index of `dim`.
+
+    With `group`, each row of a matrix has a scale for every so many neighbours, which float16 has exactly.
+    """
 
     scales: tuple[float, ...]
     zero_point: int = 0
     dim: int = 0
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class TfLiteTensor:
     """A tensor of a file, dense in its shape; `data` if it is constant, `scales` if its integers have any.
 
     A shape may have `DynamicSize`s. Before an input is resized, the file has their values at the first point.
-    The handle of a variable has no shape and the type of the variable's elements.
+    The handle of a variable has no shape and the type of the variable's elements. `in_4_bits` says that the
+    file has two of the integers in a byte.
     """
 
     shape: tuple[int, ...]
@@ -74,6 +79,7 @@ class TfLiteTensor:
     data: np.ndarray[Any, Any] | None = None
     scales: TfLiteScales | None = None
     is_handle: bool = False
+    in_4_bits: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_RANK:
@@ -81,6 +87,17 @@ class TfLiteTensor:
                 f"{len(self.shape)} dimensions {self.shape}, where LiteRT's delegate has at most {MAX_RANK}"
             )
             raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
+
+    @cached_property
+    def content(self) -> np.ndarray[Any, Any] | None:
+        """The bytes of a constant in the file."""
+        if self.data is None:
+            return None
+        flat = np.ascontiguousarray(self.data).reshape(-1)
+        if not self.in_4_bits:
+            return flat.view(np.uint8)
+        low, high = flat[::2] & 15, flat[1::2] & 15  # the first of a pair is in the lower half
+        return (low | high << 4).view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -113,11 +130,13 @@ class TfLiteGraph:
     first: TfLiteGraph | None = None
 
     @cached_property
-    def names(self) -> list[str]:
-        """The tensors that are inputs or outputs, or used by an operator."""
+    def stored(self) -> dict[str, TfLiteTensor]:
+        """The tensors that are inputs or outputs, or used by an operator, and the scales of groups."""
         ends = [*self.inputs.values(), *self.outputs.values()]
         used = (name for node in self.nodes for name in (*node.inputs, *node.outputs) if name)
-        return list(dict.fromkeys([*ends, *used]))
+        found = {name: self.tensors[name] for name in (*ends, *used)}
+        groups = {name: tensor for name, tensor in found.items() if tensor.scales and tensor.scales.group}
+        return found | {_scales(name): _group_scales(tensor) for name, tensor in groups.items()}
 
 
 def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
@@ -129,7 +148,7 @@ def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
     from ai_edge_litert import schema_py_generated as schema
 
     graphs = [made] if made.first is None else [made, made.first]
-    contents = _contents(graph.tensors[name] for graph in graphs for name in graph.names)
+    contents = _contents(tensor for graph in graphs for tensor in graph.stored.values())
     size = sum(data.nbytes for data in contents.values())
     if size > MAX_BYTES:
         found = f"{size:,} bytes of constants, where a .tflite has at most {MAX_BYTES:,}"
@@ -156,7 +175,7 @@ def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
 def _subgraph(schema: Any, made: TfLiteGraph, kinds: Sequence[str], buffers: Mapping[bytes, int]) -> Any:
     graph, index = schema.SubGraphT(), _index(made)
     graph.name = "main" if made.outputs else "first"
-    graph.tensors = [_tensor(schema, name, made.tensors[name], buffers) for name in made.names]
+    graph.tensors = [_tensor(schema, name, tensor, buffers, index) for name, tensor in made.stored.items()]
     graph.operators = [_operator(schema, node, kinds.index(node.kind), index) for node in made.nodes]
     graph.inputs = [index[name] for name in made.inputs.values()]
     graph.outputs = [index[name] for name in made.outputs.values()]
@@ -164,36 +183,63 @@ def _subgraph(schema: Any, made: TfLiteGraph, kinds: Sequence[str], buffers: Map
 
 
 def _index(made: TfLiteGraph) -> dict[str | None, int]:
-    return {None: -1, **{name: i for i, name in enumerate(made.names)}}
+    return {None: -1, **{name: i for i, name in enumerate(made.stored)}}
+
+
+def _scales(name: str) -> str:
+    """Return the name of the tensor with the scales of a tensor that has groups."""
+    return f"{name}.scales"
+
+
+def _group_scales(tensor: TfLiteTensor) -> TfLiteTensor:
+    assert tensor.scales is not None
+    scales = np.array(tensor.scales.scales, np.float16).reshape(tensor.shape[0], -1)
+    return TfLiteTensor(scales.shape, torch.float16, scales)
 
 
 def _contents(tensors: Iterable[TfLiteTensor]) -> dict[bytes, np.ndarray[Any, Any]]:
     """Return the distinct bytes of constants by their hash: tensors of other shapes share a buffer."""
     found = dict[bytes, np.ndarray[Any, Any]]()
-    for data in (tensor.data for tensor in tensors):
-        if data is not None:
-            content = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    for content in (tensor.content for tensor in tensors):
+        if content is not None:
             found.setdefault(_hash(content), content)
     return found
 
 
-def _hash(data: np.ndarray[Any, Any]) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data).digest()
+def _hash(content: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.sha256(content.data).digest()
 
 
-def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: Mapping[bytes, int]) -> Any:
+def _tensor(
+    schema: Any,
+    name: str,
+    tensor: TfLiteTensor,
+    buffers: Mapping[bytes, int],
+    index: Mapping[str | None, int],
+) -> Any:
     made = schema.TensorT()
     made.name, made.shape, made.hasRank = name, list(map(int, tensor.shape)), True
     if not is_fixed(tensor.shape):
         made.shapeSignature = [-1 if isinstance(size, DynamicSize) else size for size in tensor.shape]
-    made.type = getattr(schema.TensorType, "RESOURCE" if tensor.is_handle else DTYPES[tensor.dtype])
+    stored = "INT4" if tensor.in_4_bits else DTYPES[tensor.dtype]
+    made.type = getattr(schema.TensorType, "RESOURCE" if tensor.is_handle else stored)
     # Buffer 0 is that of the tensors without data.
-    made.buffer = 0 if tensor.data is None else buffers[_hash(tensor.data)]
+    made.buffer = 0 if tensor.content is None else buffers[_hash(tensor.content)]
     if tensor.scales is not None:
-        made.quantization = schema.QuantizationParametersT()
-        made.quantization.scale = list(tensor.scales.scales)
-        made.quantization.zeroPoint = [tensor.scales.zero_point] * len(tensor.scales.scales)
-        made.quantization.quantizedDimension = tensor.scales.dim
+        made.quantization = _quantization(schema, tensor.scales, index.get(_scales(name)))
+    return made
+
+
+def _quantization(schema: Any, scales: TfLiteScales, groups: int | None) -> Any:
+    """Return what a tensor's integers stand for; `groups` is the tensor with the scales of groups."""
+    made = schema.QuantizationParametersT()
+    if scales.group is not None:
+        made.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+        made.details = schema.BlockwiseQuantizationT(groups, -1, scales.group)  # without zero points
+        return made
+    made.scale = list(scales.scales)
+    made.zeroPoint = [scales.zero_point] * len(scales.scales)
+    made.quantizedDimension = scales.dim
     return made
 
 

@@ -28,10 +28,12 @@ from dimorder.targets.integer_kernels import (
     SELECTION,
     TIMES,
     TIMES_ONES,
+    integers_of,
     shape_of,
+    unfit_4_bits,
     weighted,
 )
-from dimorder.targets.litert.integers import activation
+from dimorder.targets.litert.integers import activation, group_scales
 from dimorder.targets.litert.spatial import (
     PART_TAPS,
     is_nearest_multiple,
@@ -57,8 +59,22 @@ def _convolution(a: Arguments) -> FoundKernel:
 
 def _linear(a: Arguments) -> FoundKernel:
     if isinstance(a.weight, Tensor):
-        return weighted(a.weight, a.bias, ("weight", "bias"), nonbatch=1)
+        kernel = weighted(a.weight, a.bias, ("weight", "bias"), nonbatch=1, in_4_bits=True)
+        unmet = _unfit_group_scales(a.weight)
+        return kernel if unmet is None else replace(kernel, unmet_dynamic=lambda tokens: unmet)
     return MATRICES if a.bias is None else "a linear with a weight that is computed, and a bias"
+
+
+def _unfit_group_scales(weight: Tensor) -> str | None:
+    """Return why a `.tflite` cannot store the scales of a weight's groups, or None."""
+    integers = integers_of(weight)
+    if unfit_4_bits(integers) is not None:
+        return None
+    assert integers is not None
+    scales = group_scales(integers)
+    if scales.shape[1] == 1 or bool((scales.half().float() == scales).all()):
+        return None
+    return "scales of groups that float16 has not, in which a .tflite stores them"
 
 
 def _matmul(a: Arguments) -> FoundKernel:

@@ -146,8 +146,7 @@ class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
         assert kind == "FULLY_CONNECTED" and x is not None and weight is not None
         numbers = self.data(weight)
         assert isinstance(numbers, Scaled)
-        stored = self._stored(integers.weight(numbers.integers, integers.WEIGHTS[kind].outputs))
-        operands = [self.floats(x), stored, *bias]
+        operands = [self.floats(x), self._stored(integers.matrix(numbers.integers)), *bias]
         return self._write(kind, operands, [(shape, F32)], None, {**options, **integers.BY_ROWS})[0]
 
     def _clamped(self, value: LiteRtValue, low: float, high: float, of: IntegerType) -> LiteRtValue:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.quantized import Integers, IntegerType, Scaled, in_float32
-from dimorder.targets.integer_kernels import TIMES_ONES, integers_of, operand_integers, type_of
+from dimorder.targets.integer_kernels import (
+    TIMES_ONES,
+    integers_of,
+    operand_integers,
+    type_of,
+    unfit_4_bits,
+)
 from dimorder.targets.litert.flatbuffer import TfLiteScales, TfLiteTensor
 
 # The operators that move or choose elements: their result has the type of their operands, and XNNPACK and
@@ -160,6 +166,32 @@ def weight(integers: Integers, outputs: int) -> TfLiteTensor:
     scales = integers.along(outputs)
     assert scales is not None and integers.values.dtype == torch.int8
     return _tensor(integers.values, TfLiteScales(tuple(scales.tolist()), 0, outputs))
+
+
+def matrix(integers: Integers) -> TfLiteTensor:
+    """Return the weight of an operator that quantizes rows: two integers in a byte if they are of 4 bits.
+
+    XNNPACK reads the scales of groups as bfloat16.
+    """
+    if unfit_4_bits(integers) is not None:
+        return weight(integers, WEIGHTS["FULLY_CONNECTED"].outputs)
+    size, scales = integers.group_size(), group_scales(integers)
+    group = None if scales.shape[1] == 1 else size
+    made = _tensor(integers.values, TfLiteScales(tuple(scales.flatten().tolist()), group=group))
+    return replace(made, in_4_bits=True)
+
+
+def group_scales(integers: Integers) -> Tensor:
+    """Return the scales of a matrix as they are stored: of each row, or of each group of it in bfloat16."""
+    scales = integers.scales[:, :: integers.group_size()]
+    return scales if scales.shape[1] == 1 else scales.to(torch.bfloat16).float()
+
+
+def scales_by_element(matrix: TfLiteTensor) -> Tensor:
+    """Return the scale of each element of a matrix whose rows, or groups of these, have one."""
+    assert matrix.scales is not None
+    scales = torch.tensor(matrix.scales.scales).reshape(matrix.shape[0], -1)
+    return scales.repeat_interleave(matrix.shape[1] // scales.shape[1], 1)
 
 
 def extended(kernel: Scaled, change: Callable[[Tensor], Tensor]) -> Scaled:

@@ -24,6 +24,7 @@ from dimorder.targets.litert.integers import (
     CONVERTS,
     WEIGHTS,
     bounds_of,
+    scales_by_element,
     type_of_tensor,
 )
 from dimorder.verification import arithmetic
@@ -62,13 +63,22 @@ class LiteRtModel:
     def computes(self, node: TfLiteNode) -> bool:
         """Return whether the model has an operator: of integers, or one that moves or converts."""
         of = self.graph.tensors[node.outputs[0]].scales
+        if node.kind == "DEQUANTIZE" and self._type(node.inputs[0] or "") is None:
+            return False  # a weight of several scales, or of float16, which only operators of floats read
         return node.kind in {*CONVERTS, *_MOVED, "PAD"} or (of is not None and node.kind in ROUNDINGS)
 
     @property
     def needs_xnnpack(self) -> bool:
-        """Whether a weight of dynamically quantized rows has -128, which LiteRT's own kernels misread."""
+        """Whether a weight of dynamically quantized rows is one that LiteRT's own kernels misread.
+
+        Such a weight has -128, or groups of 4 bits.
+        """
         weights = (self.graph.tensors[node.inputs[1] or ""] for node in self.graph.nodes if is_by_rows(node))
-        return any(bool((each.data == -128).any()) for each in weights if each.data is not None)
+        return any(
+            (each.data is not None and bool((each.data == -128).any()))
+            or (each.scales is not None and each.scales.group is not None)
+            for each in weights
+        )
 
     def has_integers(self, node: TfLiteNode) -> bool:
         """Return whether the model has an operator, and its result is integers that stand for floats."""
@@ -129,9 +139,8 @@ class LiteRtModel:
     def require_near(self, node: TfLiteNode, operands: Sequence[Tensor | None], found: Tensor) -> None:
         """Check what the runtime gives for a linear whose rows it quantizes dynamically."""
         x, values, *bias = operands
-        scales = self._weight_scales(node)
-        assert x is not None and values is not None and scales is not None
-        weight = values.double() * scales.double()[:, None]
+        assert x is not None and values is not None
+        weight = values.double() * scales_by_element(self.graph.tensors[node.inputs[1] or ""]).double()
         read = roundings.DynamicIntegers.of(x, 1)
         wanted = torch.nn.functional.linear(read.values, weight, *(b.double() for b in bias if b is not None))
         wanted = wanted.clamp(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)])

@@ -1,4 +1,4 @@
-"""Fuse clamps of a finished LiteRT graph into the operators before them, and store constants as float16."""
+"""Fuse clamps of a finished LiteRT graph into operators before them; store constants in fewer bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor
+from dimorder.graph.quantized import Integers
+from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteScales, TfLiteTensor
+from dimorder.targets.litert.integers import WEIGHTS
 
-LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
+LEAST_ELEMENTS = 256  # of a constant, from which on storing it in fewer bytes is worth an operator
 # The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
 _CLAMPED = frozenset(
     ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
@@ -47,7 +49,7 @@ def store_in_half(
     made, widening = dict(tensors), []
     for name in dict.fromkeys(name for node in nodes for name in node.inputs if name):
         tensor = tensors[name]
-        if tensor.data is None or tensor.dtype != torch.float32 or tensor.data.size < LEAST_HALVED:
+        if tensor.data is None or tensor.dtype != torch.float32 or tensor.data.size < LEAST_ELEMENTS:
             continue
         half = tensor.data.astype(np.float16)
         if np.array_equal(half.astype(np.float32), tensor.data):
@@ -55,3 +57,28 @@ def store_in_half(
             made[name] = replace(tensor, data=None)
             widening.append(TfLiteNode("DEQUANTIZE", (f"{name}.half",), (name,), {}))
     return made, [*widening, *nodes]
+
+
+def store_in_bytes(
+    tensors: Mapping[str, TfLiteTensor], nodes: Sequence[TfLiteNode], integers: Mapping[str, Integers]
+) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
+    """Store weights as the int8 that they are dequantized from. XNNPACK's delegate widens them ahead of time.
+
+    `integers` are those of constants. A constant that anything else reads stays.
+    """
+    made, dequantizing, is_weight = dict(tensors), list[TfLiteNode](), dict[str, bool]()
+    for node in nodes:
+        for place, name in enumerate(node.inputs):
+            if name is not None:
+                reads_weight = node.kind in WEIGHTS and place == WEIGHTS[node.kind].weight
+                is_weight[name] = reads_weight and is_weight.get(name, True)
+    for name, held in integers.items():
+        channels = held.per_channel()
+        if channels is None or held.zero_point or held.values.dtype != torch.int8:
+            continue
+        if is_weight.get(name) and held.values.numel() >= LEAST_ELEMENTS:
+            scales = TfLiteScales(tuple(channels[0].tolist()), 0, channels[1])
+            stored = TfLiteTensor(tensors[name].shape, torch.int8, held.values.numpy(), scales)
+            made[f"{name}.int8"], made[name] = stored, replace(tensors[name], data=None)
+            dequantizing.append(TfLiteNode("DEQUANTIZE", (f"{name}.int8",), (name,), {}))
+    return made, [*dequantizing, *nodes]

@@ -30,7 +30,7 @@ from dimorder.targets.litert.flatbuffer import (
 )
 from dimorder.targets.litert.integer_writer import F32, LiteRtValue, TfLiteIntegerWriter
 from dimorder.targets.litert.integers import CONVERTS, MOVES
-from dimorder.targets.litert.passes import fuse_clamps
+from dimorder.targets.litert.passes import fuse_clamps, store_in_bytes
 from dimorder.targets.litert.reshapes import merge_reshapes
 from dimorder.targets.table import View
 
@@ -290,6 +290,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         """Return the graph."""
         nodes = fuse_clamps(self._needed(), self._outputs.values())
         tensors, nodes = merge_reshapes(self._tensors, nodes, self._outputs.values())
+        tensors, nodes = store_in_bytes(tensors, nodes, self._integers)
         if not self._variables:
             return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
         nodes = [TfLiteNode("CALL_ONCE", (), (), CALLS_FIRST), *nodes]
