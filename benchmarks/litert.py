@@ -80,7 +80,10 @@ def convert(tool: str, python: str, name: str, path: Path) -> Row:
         return dict(json.loads(kept.read_text()))
     path.parent.mkdir(parents=True, exist_ok=True)
     folders = os.pathsep.join(("src", ".", os.environ.get("PYTHONPATH", "")))
-    found = [str(Path(python).parent.absolute()), os.environ["PATH"]]  # onnx2tf is a program of its environment
+    found = [
+        str(Path(python).parent.absolute()),
+        os.environ["PATH"],
+    ]  # onnx2tf is a program of its environment
     environment = {
         **os.environ,
         "PYTHONPATH": folders,

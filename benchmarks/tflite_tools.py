@@ -10,9 +10,10 @@ They are measured after the conversion of a network of one operator, for which t
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -56,12 +57,14 @@ def _by_litert_torch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _by_onnx2tf(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
     """Convert by ONNX. onnx2tf would download pictures for its own checks, unless such a file is there."""
+    import onnx2tf
+
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, _PICTURES), torch.rand(20, 128, 128, 3).numpy())
         network = Path(folder, "net.onnx")
         torch.onnx.export(model, args, str(network), kwargs=kwargs, dynamo=True, external_data=False)
-        command = ["onnx2tf", "-i", network, "-o", folder, "-n"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
+        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+            onnx2tf.convert(str(network), output_folder_path=folder, non_verbose=True)
         Path(folder, "net_float32.tflite").rename(path)
 
 
