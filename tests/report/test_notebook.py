@@ -81,7 +81,7 @@ def test_a_browser_shows_them_in_the_notebooks_colours_without_overflow(values, 
     path.write_text(NOTEBOOK.format("".join(value._repr_html_() for value in values)))
     page.open(path, width)
     rows = "document.querySelectorAll('tr').length"
-    assert page.evaluate(rows) == 2 * (1 + 4) + (1 + len(values[2].places)) + (1 + 5)
+    assert page.evaluate(rows) == 2 * (1 + 4) + (1 + len(values[2].places)) + (1 + 6)
     colours = "[...new Set([...document.querySelectorAll('td, pre')].map(x => getComputedStyle(x).color))]"
     assert page.evaluate(colours) == ["rgb(238, 238, 238)"]
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
