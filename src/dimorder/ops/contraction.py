@@ -230,9 +230,11 @@ def few_features_first(most: int) -> Implementation:
     """
 
     def applies(node: torch.fx.Node) -> bool:
-        weight = node.args[1]
-        assert isinstance(weight, torch.fx.Node)
-        return weight.op == "get_attr" and max(shape_of(weight)) <= most
+        x, weight = node.args[:2]
+        assert isinstance(x, torch.fx.Node) and isinstance(weight, torch.fx.Node)
+        is_float32 = weight.op == "get_attr" and weight.meta["val"].dtype == torch.float32
+        is_dynamic = x.target is OPS.fake_quantize_dynamic.default  # a linear of integers, a matmul of floats
+        return is_float32 and not is_dynamic and max(shape_of(weight)) <= most
 
     return Implementation("few features first", "k *", _linear_features_first, _MATMUL_AND_ADD, applies)
 

@@ -141,16 +141,18 @@ _IMPLEMENTATIONS = (
     }
 )
 
+_OWN = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
+_OWN_AT_FIXED_SIZES = {**_OWN, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+
 
 def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
     """Return the capabilities for a captured graph in which these sizes are dynamic.
 
     The matrices of a resize are constants of fixed sizes.
     """
-    if not resizes_to(varying, graph):
-        return capabilities
-    implementations = tuple(names - _RESIZED_BY_MATMUL for names in capabilities.implementations)
-    return replace(capabilities, implementations=implementations)
+    missing = _RESIZED_BY_MATMUL if resizes_to(varying, graph) else frozenset[str]()
+    implementations = tuple(names - missing for names in capabilities.implementations)
+    return replace(capabilities, implementations=implementations, own_implementations=_OWN)
 
 
 def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:
@@ -168,10 +170,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         max_rank=MAX_RANK,
         at_all_sizes=partial(unfit_sizes, table),
         takes=unfit_input,
-        own_implementations={
-            "aten.convolution": (depthwise_in_parts(PART_TAPS),),
-            "aten.linear": (few_features_first(_FEW_FEATURES),),
-        },
+        own_implementations=_OWN_AT_FIXED_SIZES,
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         in_parts=frozenset(PARTS),

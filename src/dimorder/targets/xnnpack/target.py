@@ -129,6 +129,9 @@ _IMPLEMENTATIONS = (
     }
 )
 
+_OWN = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
+_OWN_AT_FIXED_SIZES = {**_OWN, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+
 
 def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
     """Return the capabilities for a captured graph in which these sizes are dynamic.
@@ -142,7 +145,7 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
         missing |= {_IN_PHASES}
 
     implementations = tuple(names - missing for names in capabilities.implementations)
-    return replace(capabilities, implementations=implementations)
+    return replace(capabilities, implementations=implementations, own_implementations=_OWN)
 
 
 def _at_all_sizes(
@@ -175,10 +178,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         wrong_outside,
         (_IMPLEMENTATIONS,),
         MAX_RANK,
-        own_implementations={
-            "aten.convolution": (depthwise_in_parts(PART_TAPS),),
-            "aten.linear": (few_features_first(_FEW_FEATURES),),
-        },
+        own_implementations=_OWN_AT_FIXED_SIZES,
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         fixed_resizes=True,
