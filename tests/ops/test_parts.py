@@ -54,6 +54,7 @@ def test_what_is_traced_computes_the_same(name: str) -> None:
     assert_same(list(captured(name).module(*inputs)), Net(function, constants)(*inputs))
 
 
+@pytest.mark.slow
 def test_each_operator_in_parts_is_in_a_network() -> None:
     met = set()
 

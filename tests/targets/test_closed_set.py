@@ -160,7 +160,10 @@ def test_each_row_is_what_an_implementation_is_made_of(target: str) -> None:
     assert {str(name) for name in set(table.rows) - declared} == set()
 
 
-@pytest.mark.parametrize("target", TABLES)
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "litert" else []) for name in TABLES],
+)
 def test_each_row_is_reached_by_a_network(target: str) -> None:
     table, module = TABLES[target]
     reached = set().union(*(called(module.lowered(name).physical.graph.nodes) for name in module.CASES))

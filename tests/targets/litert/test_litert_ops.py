@@ -36,6 +36,16 @@ def lowered(name: str) -> Lowered:
     return compare_lowered(Net(function, constants), inputs)
 
 
+# These become thousands of operators.
+SLOW = {
+    f"in parts: {name}"
+    for name in (
+        *("singular values", "eigenvalues of symmetric matrices", "solutions", "reflections"),
+        *("Cholesky's factor", "incomplete gamma functions", "the exponential of a matrix"),
+        *("factors with pivots", "given factors", "a matrix without an inverse", "norms of a matrix"),
+    )
+}
+
 # What the table refuses. Lowering writes these in other operators.
 REFUSED = {
     "depthwise, 5x7, dilation, stride": "35 taps",
@@ -57,7 +67,9 @@ def test_a_physical_call_that_litert_lacks(name: str) -> None:
         compare(Net(function, constants), inputs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES]
+)
 def test_operator(name: str) -> None:
     """Test that an operator is one delegate, if no operator of LiteRT's own stands between."""
     artifact = lowered(name).artifact
