@@ -57,10 +57,10 @@ def capture_cheapest(
     """
     split = capture_variants(source, points, request, progress)
     costs = split[0].target.costs.get(request.objective)
-    if costs is None or costs.units[0] != "conversions":
+    if costs is None or costs.units[0] != "conversions" or request.target.capabilities.split_channels is None:
         return split
     whole = capture_variants(source, points, request, progress, splits=False)
-    if len(whole[0].program.nodes) == len(split[0].program.nodes):
+    if _called(whole) == _called(split):
         return split
 
     def cost(variants: list[Variant]) -> Cost:
@@ -68,6 +68,10 @@ def capture_cheapest(
         return solve_layout(problems, variants, costs, source, request, progress).cost
 
     return min(split, whole, key=cost)
+
+
+def _called(variants: Sequence[Variant]) -> list[object]:
+    return [node.target for node in variants[0].program.nodes]
 
 
 def annotate_variants(variants: Sequence[Variant]) -> list[Annotated]:
