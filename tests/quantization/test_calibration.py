@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,19 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import dimorder
 from dimorder.errors import DimorderError, UsageError
-from dimorder.quantization.calibration import calls
+from dimorder.quantization.calibration import calls, count_examples
 from dimorder.reading import Normalization
+
+
+class Stream(IterableDataset[Tensor]):
+    """Pictures of which nothing says how many there are."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from torch.randn(4, 3, 5, 7)
 
 
 class Two(nn.Module):
@@ -34,6 +42,12 @@ def test_examples_are_tensors_tuples_or_dicts() -> None:
     assert [(len(call.args), sorted(call.kwargs)) for call in found] == [(2, []), (0, ["image", "mask"])]
     (alone,) = calls([torch.ones(1, 3, 5, 7)], ONE)
     assert alone.args[0].sum() == 105
+
+
+def test_a_loader_over_a_dataset_without_a_length_is_a_calibration() -> None:
+    loader = DataLoader(Stream(), batch_size=1)
+    assert count_examples(loader, ONE) is None
+    assert len([*calls(loader, ONE)]) == 4
 
 
 def test_an_array_holds_examples_one_after_another(tmp_path: Path) -> None:

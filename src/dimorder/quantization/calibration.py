@@ -64,7 +64,10 @@ def count_examples(calibration: Calibration | None, exported: ExportedProgram) -
     """Return how many calls a calibration has, or None if that is not known before the last one."""
     if isinstance(calibration, (str, os.PathLike)):
         return sum(_count_in_file(file, exported) for file in _files(Path(calibration)))
-    return len(calibration) if isinstance(calibration, Sized) else None
+    try:
+        return len(calibration) if isinstance(calibration, Sized) else None
+    except TypeError:  # a DataLoader over a dataset that has no length
+        return None
 
 
 def no_example(where: str) -> UsageError:
