@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dimorder
 from dimorder.capture.captured import capture
 from dimorder.graph.interpreter import GraphRun
 
@@ -27,8 +28,8 @@ class Cut(nn.Module):
 NETWORKS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "one of several": (lambda x: x[:, 4:9][:, 2:3], 1),
     "from the end": (lambda x: x[:, -9:-2][:, -3:], 1),
-    "steps of steps": (lambda x: x[:, 1::4][:, 1::3], 1),
-    "steps that end before the last element": (lambda x: x[:, ::4][:, :3], 1),
+    "steps of a slice": (lambda x: x[:, 1:][:, 1::3], 1),
+    "steps of steps": (lambda x: x[:, 1::4][:, 1::3], 2),
     "three deep": (lambda x: x[:, 2:][:, :-3][:, 1::2], 1),
     "two readers": (lambda x: x[:, 3:9][:, :2] * x[:, 3:9][:, 4:], 2),
     "an empty slice": (lambda x: x[:, 3:9][:, 6:], 0),
@@ -44,3 +45,19 @@ def test_slices_of_a_slice_cut_the_whole(name: str) -> None:
     cuts = [node for node in captured.nodes if node.target is aten.slice.Tensor]
     assert len(cuts) == count
     assert torch.equal(GraphRun(captured.module).tensors(X)[0], Cut(compute)(X))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x[:, :, 2:][:, :, 1:-1],
+        lambda x: x[:, :, -9:][:, :, ::2],
+        lambda x: x[:, :, ::2][:, :, :-1],
+    ],
+)
+def test_slices_of_a_slice_along_a_dynamic_size(compute: Callable[[Tensor], Tensor]) -> None:
+    shapes = ({2: torch.export.Dim("length", min=12, max=40)},)
+    lowered = dimorder.lower(Cut(compute), (torch.randn(2, 3, 16),), dynamic_shapes=shapes, target="torch")
+    for length in (12, 23, 40):
+        x = torch.randn(2, 3, length)
+        assert torch.equal(lowered(x), Cut(compute)(x))

@@ -60,6 +60,8 @@ def merge_common_subexpressions(module: GraphModule) -> None:
 def merge_slices(module: GraphModule) -> None:
     """Cut what slices leave of a slice directly from the whole, in place.
 
+    A slice with a step stays: where the merged slice ended would depend on a dynamic size by rounding.
+
     >>> from dimorder.capture.captured import capture
     >>> class Gates(torch.nn.Module):
     ...     def forward(self, x):
@@ -73,7 +75,8 @@ def merge_slices(module: GraphModule) -> None:
         if node.target is not aten.slice.Tensor:
             continue
         whole, dim, *cut = args_of(node)
-        if not node.users or any(user.target is not aten.slice.Tensor for user in node.users):
+        only_sliced = node.users and all(user.target is aten.slice.Tensor for user in node.users)
+        if not only_sliced or cut[-1] != 1:
             continue
         for user in list(node.users):
             _, inner_dim, *inner = args_of(user)
