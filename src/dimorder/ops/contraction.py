@@ -225,8 +225,8 @@ _MATMUL_AND_ADD = (aten.matmul.default, aten.add.Tensor)
 def few_features_first(most: int) -> Implementation:
     """Return the implementation of linears of at most `most` features on each side: features outermost.
 
-    A target lists it as its own if its matmul is slower than its linear, with the size where that stops to
-    matter. Attention that mixes its heads by a linear is an example.
+    A target whose matmul is slower than its linear lists it as its own, with the size up to which both take
+    as long. Attention that mixes its heads by a linear is an example.
     """
 
     def applies(node: torch.fx.Node) -> bool:
