@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dimorder import api
-from dimorder.cli import main
+from dimorder.cli import main, models
 from tests.cli.commands import HERE, INPUT, SHAPE, refused, tiny
 from tests.conftest import ROOT
 
@@ -41,6 +41,18 @@ def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):
 
 
 # What cannot be meant, and what fails
+
+
+@pytest.mark.parametrize(
+    ("spec", "fix"),
+    [
+        ("no_such_library:net", "pip install no_such_library, or run dimorder in the folder that holds"),
+        ("tests.no_such_module:net", "install it, or run dimorder in the folder that holds tests"),
+    ],
+)
+def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, monkeypatch, capfd):
+    monkeypatch.setattr(models, "_LIBRARIES", ("no_such_library", "tests"))
+    assert refused(capfd, ["plan", spec, *INPUT], 2).splitlines()[2].startswith(f"  fix: {fix}")
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def _import(spec: str, name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failed(spec, f"importing {name}", error) from error
         package = error.name.split(".")[0]
-        how = f"pip install {package}" if package in _LIBRARIES else "install it"
+        how = f"pip install {package}" if error.name in _LIBRARIES else "install it"
         raise UsageError(
             f"MODEL {spec}",
             f"no module named {error.name!r}",
