@@ -6,6 +6,7 @@ import doctest
 import functools
 import inspect
 import pkgutil
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_a_public_method_says_what_it_does_and_has_an_example(name: str) -> None
     home, _, method = name.rpartition(".")
     value = inspect.getattr_static(CLASSES[home], method)
     assert inspect.getdoc(value)
-    assert examples(value) or f".{method}" in examples(CLASSES[home])
+    assert examples(value) or re.search(rf"\.{method}\b", examples(CLASSES[home]))
 
 
 @pytest.mark.parametrize("package", [dimorder, dimorder.executorch])
