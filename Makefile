@@ -76,6 +76,7 @@ bench-tflite: $(DEV) build/litert-torch/.installed build/onnx2tf/.installed ## .
 	$(PY) -m benchmarks.litert_seconds --tool litert-torch=build/litert-torch/bin/python --tool onnx2tf=build/onnx2tf/bin/python
 	$(PY) -m benchmarks.litert_zoo --tool build/litert-torch/bin/python
 	$(PY) -m benchmarks.litert_int8 --tool build/litert-torch/bin/python
+	$(PY) -m benchmarks.litert_weights
 
 bench-all: bench ## every benchmark, side by side with its peer (hours; results in benchmarks/results)
 	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
