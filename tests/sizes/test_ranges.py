@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.export import Dim
 
 import dimorder
-from tests.sizes.symbols import Gated
+from tests.sizes.symbols import Gated, errors
 
 
 class Mixed(nn.Module):
@@ -76,3 +77,16 @@ def test_a_cost_that_grows_with_a_square_is_proven_at_one_size_alone() -> None:
     assert found.ranges is not None and found.ranges.cost_at == {"L": 12}
     assert found.ranges.unproven == "a cost grows faster than one of the sizes"
     assert "of these sizes alone: a cost grows faster than one of the sizes" in str(found)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_sizes_in_steps_are_told_apart_by_their_steps(target: str) -> None:
+    """Without steps, 2 … 5 has too few sizes above 1 to tell H from N and W."""
+    if target == "litert":
+        pytest.importorskip("ai_edge_litert")
+    height, width = (32 * Dim(name, min=2, max=5) for name in ("H", "W"))
+    module, dims = Gated().eval(), ({0: Dim("N", min=1, max=4), 2: height, 3: width},)
+    lowered = dimorder.lower(module, (torch.ones(2, 3, 64, 96),), dynamic_shapes=dims, target=target)
+    names = "N = 1 … 4", "H = 64 … 160 in steps of 32", "W = 64 … 160 in steps of 32"
+    assert tuple(map(str, lowered.contract.symbols)) == names
+    assert max(errors(lowered, module, torch.randn(3, 3, 160, 96))) <= 1e-4

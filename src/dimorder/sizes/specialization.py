@@ -40,33 +40,32 @@ class Specialization:
     table: SizeTable
 
 
-def specialize(program: ExportedProgram) -> Specialization:
-    """Return a program with dynamic sizes at one point, chosen so that few sizes are equal by chance."""
-    symbolic = _symbolic(program)
+def specialize(program: ExportedProgram, symbols: Sequence[Symbol]) -> Specialization:
+    """Return a program with dynamic sizes at one point, chosen so that few sizes are equal by chance.
+
+    `symbols` are the program's dynamic sizes in its contract.
+    """
+    symbolic = _symbolic(program, symbols)
     points = symbolic.specialization_points()
     fixed, calls = _fix_sizes(program, _SizesAtPoints([_environment(symbolic, each) for each in points]))
     return Specialization(fixed, calls, symbolic.table(points))
 
 
-def specialize_each(program: ExportedProgram) -> list[ExportedProgram]:
-    """Return a program with dynamic sizes at each of a few points."""
-    symbolic = _symbolic(program)
+def specialize_each(program: ExportedProgram, symbols: Sequence[Symbol]) -> list[ExportedProgram]:
+    """Return a program with dynamic sizes at each of a few points; see `specialize`."""
+    symbolic = _symbolic(program, symbols)
     environments = (_environment(symbolic, point) for point in symbolic.specialization_points())
     return [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in environments]
 
 
-def _symbolic(program: ExportedProgram) -> SymbolicProgram:
-    roots = {str(root): root for root in program.range_constraints}
-    symbols = tuple(
-        Symbol(str(root), int(ends.lower), int(ends.upper))
-        for root, ends in program.range_constraints.items()
-    )
-    return SymbolicProgram(program, (), symbols, roots)
+def _symbolic(program: ExportedProgram, symbols: Sequence[Symbol]) -> SymbolicProgram:
+    roots = zip(symbols, program.range_constraints, strict=True)  # `merge_programs` keeps their sequence
+    return SymbolicProgram(program, (), tuple(symbols), {symbol.name: root for symbol, root in roots})
 
 
 def _environment(symbolic: SymbolicProgram, point: Point) -> dict[Any, Any]:
     """Return the values of torch's symbols at a point."""
-    return {symbolic.roots[name]: sympy.Integer(size) for name, size in point.items()}
+    return {symbolic.roots[s.name]: sympy.Integer(point[s.name] // s.step) for s in symbolic.symbols}
 
 
 def _fix_sizes(

@@ -96,7 +96,7 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
 
 def _graph_for_ranges(program: ExportedProgram, contract: Contract, operators: Table) -> TfLiteGraph:
     """Return one graph for all sizes, from those at a few points."""
-    programs = specialize_each(program)
+    programs = specialize_each(program, contract.symbols)
     pairs = zip(programs, _varying(programs), strict=True)
     graphs = [_graph(each, contract, operators, sizes)[0] for each, sizes in pairs]
     try:

@@ -121,7 +121,7 @@ def _emit_for_ranges(
 
     Raises `UnsupportedError` for an operator that XNNPACK cannot compute at all of them.
     """
-    specialization = specialize(program)
+    specialization = specialize(program, contract.symbols)
     plan = partition(specialization.program, operators, specialization.calls)
     keep_unfit_sizes_outside(plan)
     build = build_outer(plan, specialization.table)
