@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import dimorder
 from dimorder.cli import main
 from dimorder.verification.verify import relative_error
 from tests.cli import networks
@@ -72,7 +73,6 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
         ),
         (["--input", "Nx3x5x7", "--cost-at", "N"], "no size of a symbol", "write N=8"),
         (["--input", "Nx3x5x7", "--cost-at", "N=17"], "N = 17", "give a size of N = 1 … 16"),
-        (["--input", "Nx3x5x7", "--quantize", "int8-dynamic"], "the symbol N", "give its inputs fixed sizes"),
         (
             ["--input", "Nx3x5x7", "--target", "tosa"],
             "symbolic sizes, N = 1 … 16",
@@ -85,6 +85,22 @@ def test_a_wrong_size_is_told_in_three_lines(argv: list[str], found: str, fix: s
     lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("dimorder: ")]
     assert len(lines) == 3
     assert lines[1].startswith(f"  found: {found}") and lines[2].startswith(f"  fix: {fix}")
+
+
+def test_integers_of_a_recipe_have_any_size_on_litert(tmp_path: Path, capfd) -> None:
+    pytest.importorskip("executorch")
+    pytest.importorskip("ai_edge_litert")
+    examples, made = tmp_path / "examples.npy", tmp_path / "net.tflite"
+    np.save(examples, np.random.default_rng(0).normal(size=(6, 3, 5, 7)).astype(np.float32))
+    argv = ["lower", f"{HERE}:Tiny", "--input", "Nx3x5x7", "--range", "N=1..4", "--quantize", "int8"]
+    argv += ["--calibrate", str(examples)]
+    assert main([*argv, "--target", "litert", "-o", str(made)]) == 0
+    (spec,) = dimorder.load(made).contract.inputs
+    assert spec.shape == ("N", 3, 5, 7)
+    capfd.readouterr()
+    assert main([*argv, "--target", "xnnpack", "-o", str(tmp_path / "net.pte")]) != 0
+    found = "symbolic sizes, which target xnnpack has for networks of floats"
+    assert f"  found: {found}" in capfd.readouterr().err.splitlines()
 
 
 def test_a_command_that_runs_a_network_wants_numbers(capfd) -> None:

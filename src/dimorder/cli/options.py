@@ -240,9 +240,6 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
     progress(f"loading {options.model}")
     model = models.load_model(options.model, dict(options.arg))
     known = sizes.symbols(options.input, options.range)
-    if known and options.quantize:
-        fix = "give its inputs fixed sizes, one program for each"
-        raise UsageError("--quantize", f"the symbol {next(iter(known))}: integers have fixed sizes here", fix)
     args, kwargs = models.example_inputs(model, options.input, sizes.example_sizes(known))
     if not options.quantize:
         return model, args, kwargs
@@ -271,6 +268,7 @@ def pipeline(
     """Return `api.lower` or `api.plan` of the options' network."""
     model, args, kwargs = named
     known = sizes.symbols(options.input, options.range)
+    called = model.module if options.quantize else model
     try:
         return step(
             model,
@@ -282,7 +280,7 @@ def pipeline(
             input_types=_one_or_each(options.input_type),
             output_types=_one_or_each(options.output_type),
             objective=options.objective,
-            dynamic_shapes=sizes.dynamic_shapes(model, args, kwargs, options.input, known),
+            dynamic_shapes=sizes.dynamic_shapes(called, args, kwargs, options.input, known),
             cost_at=dict(options.cost_at) or None,
             progress=progress,
             **more,

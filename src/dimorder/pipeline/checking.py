@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from dimorder.capture.captured import Captured
 from dimorder.capture.force_cond_branches import Choices, branch_choices, force_captured, force_physical
 from dimorder.clock import Progress, report_each
 from dimorder.contract import Contract
@@ -18,14 +16,15 @@ from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import as_function
 from dimorder.graph.nodes import EXPORTED, origin_of, tensors_in
+from dimorder.ops.quantization import is_quantized
 from dimorder.pipeline.planning import PhysicalProgram
-from dimorder.pipeline.source import Source
-from dimorder.pipeline.variants import Variant
+from dimorder.pipeline.source import Request, Source
+from dimorder.pipeline.variants import Variant, capture_at
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.verify import CALLS, Trial, Verified
-from dimorder.verification.verify_integers import trial_of
+from dimorder.verification.verify_integers import QuantizedTrial, trial_of
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,10 @@ class Checks:
     Trials are made when a program is first compared, and serve all programs.
     """
 
-    def __init__(self, source: Source, variants: Sequence[Variant], progress: Progress) -> None:
-        self.source, self.variants, self.progress = source, variants, progress
+    def __init__(
+        self, source: Source, variants: Sequence[Variant], request: Request, progress: Progress
+    ) -> None:
+        self.source, self.variants, self.request, self.progress = source, variants, request, progress
         self.trials: list[_LabelledTrial] = []
 
     def compare_program(self, physical: PhysicalProgram, planned: NetworkPlan) -> float:
@@ -126,9 +127,8 @@ class Checks:
         if sizes is not None:
             points = sizes.verification_points
             for i, point in enumerate(report_each(points, "running the network", self.progress)):
-                yield _LabelledTrial(
-                    _trial_at(point, sizes, model, program, contract, i == 0), f", at {format_point(point)}"
-                )
+                trial = self._trial_at(point, sizes, contract, repeats=i == 0)
+                yield _LabelledTrial(trial, f", at {format_point(point)}")
             if program.state:
                 calls = [sizes.inputs_at(points[i % len(points)]) for i in range(max(CALLS, len(points)))]
                 trial = Trial(model, self.source.as_called(program), contract, repeats=False, calls=calls)
@@ -140,6 +140,25 @@ class Checks:
             yield _LabelledTrial(
                 trial_of(forced.exported, forced, contract), ", with forced branches", choices
             )
+
+    def _trial_at(self, point: Point, sizes: SymbolicProgram, contract: Contract, repeats: bool) -> Trial:
+        """Return the trial of a network at a point.
+
+        A quantized network is captured there. A float network's exported program is specialized only if a
+        trial needs it, or to explain what the network refuses.
+        """
+        model, like, exported = self.source.model, self.variants[0].program, partial(sizes.at, point)
+        if is_quantized(like.module):
+            program = capture_at(sizes, point, self.request)
+            return QuantizedTrial(model, program, contract, repeats=repeats)
+        program = replace(like, examples=sizes.inputs_at(point))
+        if not isinstance(model, torch.nn.Module):
+            program = replace(program, exported=exported())
+        try:
+            return Trial(model, program, contract, exported, repeats)
+        except UnsupportedError:
+            sizes.require(point)  # it says which operator does not accept these sizes
+            raise
 
 
 def emit_artifact(physical: PhysicalProgram, planned: NetworkPlan, target: Target) -> Artifact:
@@ -156,21 +175,3 @@ def _forced(program: ExportedProgram, planned: NetworkPlan, choices: Choices | N
     return force_physical(
         program, {call.name: choices[sites[origin_of(call)["site"]].node.meta[EXPORTED]] for call in calls}
     )
-
-
-def _trial_at(
-    point: Point, sizes: SymbolicProgram, model: Any, like: Captured, contract: Contract, repeats: bool
-) -> Trial:
-    """Return the trial of a network at a point. `like` is the network at another one.
-
-    The exported program is specialized only if a trial needs it, or to explain what the network refuses.
-    """
-    exported = partial(sizes.at, point)
-    program = replace(like, examples=sizes.inputs_at(point))
-    if not isinstance(model, torch.nn.Module):
-        program = replace(program, exported=exported())
-    try:
-        return Trial(model, program, contract, exported, repeats)
-    except UnsupportedError:
-        sizes.require(point)  # it says which operator does not accept these sizes
-        raise

@@ -21,7 +21,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
-from dimorder.ops.quantization import is_quantized
+from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs
 from dimorder.plans.make_contract import make_contract
@@ -111,12 +111,24 @@ def capture_variants(
     for point, program, own in zip(points, programs, targets, strict=True):
         _require_state(program, own)
         if sizes is not None:
-            _require_plain(program)
+            _require_plain(program, own)
         chosen, types = _quantized_target(program, own, request.types)
         program = set_boundary_types(program, *types)
         contract = make_contract(program, *request.orders, chosen.files.channels_last)
         variants.append(Variant(point, program, contract, chosen))
     return variants
+
+
+def capture_at(sizes: SymbolicProgram, point: Point, request: Request) -> Captured:
+    """Return a network in normal form at one more point, with the integers that the request has at its ends.
+
+    It is what a quantised program is compared with there.
+
+    Raises:
+        UnsupportedError: if the network does not accept these sizes.
+    """
+    program = _capture_point(sizes, request.target, point, {})
+    return set_boundary_types(program, *_quantized_target(program, request.target, request.types)[1])
 
 
 def contenders(request: Request, variants: Sequence[Variant]) -> Iterator[tuple[Costs, list[Variant]]]:
@@ -144,18 +156,23 @@ def _capture_points(
 
     sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
 
-    def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
-        try:
-            return capture(sizes.at(point), slices=slices, in_pairs=target.capabilities.in_pairs)
-        except Exception as error:
-            sizes.require(point)  # it says which operator does not accept these sizes
-            if not isinstance(error, RuntimeError):
-                raise
-            found = next(iter(str(error).splitlines()), "")
-            fix = "narrow the range of sizes, or make the network take them all"
-            raise UnsupportedError(f"the network at {format_point(point)}", found, fix) from error
+    return capture_specializations(
+        points, sizes.corners[-1], partial(_capture_point, sizes, target), progress
+    )
 
-    return capture_specializations(points, sizes.corners[-1], capture_at, progress)
+
+def _capture_point(
+    sizes: SymbolicProgram, target: Target, point: Point, slices: Mapping[str, Slices]
+) -> Captured:
+    try:
+        return capture(sizes.at(point), slices=slices, in_pairs=target.capabilities.in_pairs)
+    except Exception as error:
+        sizes.require(point)  # it says which operator does not accept these sizes
+        if not isinstance(error, RuntimeError):
+            raise
+        found = next(iter(str(error).splitlines()), "")
+        fix = "narrow the range of sizes, or make the network take them all"
+        raise UnsupportedError(f"the network at {format_point(point)}", found, fix) from error
 
 
 def _sized_targets(
@@ -177,11 +194,19 @@ def _sized_targets(
     return [replace(target, capabilities=replace(each, implementations=shared)) for each in sized]
 
 
-def _require_plain(program: Captured) -> None:
-    """Refuse what a program with dynamic sizes cannot have: integers and branches."""
+def _require_plain(program: Captured, target: Target) -> None:
+    """Refuse what a program with dynamic sizes cannot have: branches, and some integers."""
     fix = "lower one program for each size"
     if is_quantized(program.module):
-        raise UnsupportedError("a quantised network", "integers, with symbolic sizes", fix)
+        if target.dynamic is None or not target.dynamic.integers:
+            found = f"symbolic sizes, which target {target.name} has for networks of floats"
+            raise UnsupportedError("a quantised network", found, f"{fix}, or choose target litert")
+        if is_dynamic(program.module):
+            found = "symbolic sizes, with values that are quantised dynamically"
+            raise UnsupportedError("a quantised network", found, fix)
+        if program.state:
+            found = f"symbolic sizes, with state: buffer {program.state[0].name}"
+            raise UnsupportedError("a quantised network", found, fix)
     if has_branches(program.module.graph):
         raise UnsupportedError("torch.cond", "symbolic sizes, with branches that data choose", fix)
 

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.export import arguments, clone_repeated_tensors, export
 from dimorder.contract import Symbol
 from dimorder.errors import UsageError
-from dimorder.sizes.specialize_shapes import resize_tensor
-from dimorder.sizes.symbolic_program import SymbolicProgram, input_nodes
+from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
+from dimorder.sizes.symbolic_program import SymbolicProgram
 
 
 def export_symbolic(

@@ -5,7 +5,7 @@ Each number that is computed from sizes becomes a constant, and so does every sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -88,6 +88,12 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
     )
 
 
+def shapes_at(exported: ExportedProgram, inputs: Sequence[Any]) -> Callable[[Node], tuple[int, ...]]:
+    """Return what tells the shape that a node's result has in a call with these inputs."""
+    point = _CallSizes(list(zip(input_nodes(exported), inputs, strict=True)))
+    return lambda node: tuple(point.number(size) for size in node.meta[VALUE].shape)
+
+
 class _CallSizes:
     """The sizes of a program at one point, known from the tensors of a call.
 
@@ -116,13 +122,13 @@ class _CallSizes:
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.SymInt):
-            return self._number(leaf)
+            return self.number(leaf)
         if not isinstance(leaf, torch.Tensor):
             return None
-        shape, strides = ([self._number(size) for size in each] for each in (leaf.shape, leaf.stride()))
+        shape, strides = ([self.number(size) for size in each] for each in (leaf.shape, leaf.stride()))
         return None if None in (*shape, *strides) else self.fake(leaf, shape, strides)
 
-    def _number(self, number: Any) -> Any:
+    def number(self, number: Any) -> Any:
         """Return a number at the point, or None if it depends on anything else."""
         if not isinstance(number, torch.SymInt):
             return number
@@ -151,6 +157,13 @@ def require_accepted(program: ExportedProgram, sizes: str) -> None:
             known[node] = node.meta.get(VALUE)
         elif node.op == "call_function":
             known[node] = _run(node, known, sizes)
+
+
+def input_nodes(exported: ExportedProgram) -> list[Node]:
+    """Return the placeholders of the user's inputs, one for each leaf of a call."""
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    specs = exported.graph_signature.input_specs
+    return [nodes[spec.arg.name] for spec in specs if spec.kind == InputKind.USER_INPUT]
 
 
 def resize_tensor(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

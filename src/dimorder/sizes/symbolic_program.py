@@ -17,7 +17,6 @@ import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -27,7 +26,7 @@ from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.specialize_shapes import require_accepted, resize_tensor, specialize_shapes
+from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
 
 Point = Mapping[str, int]  # a size for each dynamic size, by its name
 
@@ -289,13 +288,6 @@ def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
         root = Dim(symbol.name, min=least, max=most)
         dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
     return dims
-
-
-def input_nodes(exported: ExportedProgram) -> list[Node]:
-    """Return the placeholders of the user's inputs, one for each leaf of a call."""
-    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
-    specs = exported.graph_signature.input_specs
-    return [nodes[spec.arg.name] for spec in specs if spec.kind == InputKind.USER_INPUT]
 
 
 def format_point(point: Point) -> str:

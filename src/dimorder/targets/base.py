@@ -185,9 +185,11 @@ class DynamicSizes:
     Attributes:
         capabilities: Returns the capabilities for a captured graph in which the given sizes are dynamic. None
             means that they are the same.
+        integers: Whether a statically quantised network may have them.
     """
 
     capabilities: Callable[[frozenset[int], Graph], Capabilities] | None = None
+    integers: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
 class QuantizedTrial(Trial):
     """A quantised network's own integers on random inputs; the constructor does step 1."""
 
-    def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
-        super().__init__(model, program, contract)
+    def __init__(self, model: Any, program: Captured, contract: Contract, repeats: bool = True) -> None:
+        super().__init__(model, program, contract, repeats=repeats)
         differences = list[Differences]()
         calls = zip(self._each_call(self.inputs), self._each_call(self.network_inputs), strict=True)
         for (inputs, given), before in zip(calls, self._states(), strict=True):

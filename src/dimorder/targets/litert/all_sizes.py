@@ -118,7 +118,10 @@ class _GraphMerger:
         return tuple(name for name in names if name is not None) or None
 
     def _each(self, names: _TensorNames) -> list[TfLiteTensor]:
-        return [graph.tensors[name] for graph, name in zip(self.graphs, names, strict=True)]
+        tensors = [graph.tensors[name] for graph, name in zip(self.graphs, names, strict=True)]
+        if any(tensor.scales != tensors[0].scales for tensor in tensors):
+            raise _DifferenceError("the scale of integers")
+        return tensors
 
     def _shape(self, names: _TensorNames) -> tuple[int, ...]:
         shapes = [tensor.shape for tensor in self._each(names)]
@@ -133,7 +136,7 @@ class _GraphMerger:
 
     def _numbers(self, names: _TensorNames | None) -> list[int]:
         """Return the whole numbers of a constant that may depend on sizes: integers, or one float."""
-        data = [] if names is None else self._data(names)
+        data = [] if names is None or self._each(names)[0].scales is not None else self._data(names)
         if not data or len({each.shape for each in data}) > 1 or data[0].dtype.kind == "b":
             return []
         if data[0].dtype.kind == "f" and not (data[0].size == 1 and all(float(n).is_integer() for n in data)):

@@ -77,11 +77,8 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     Raises `UnsupportedError` for an operator that LiteRT lacks, or cannot compute at all sizes, with its name
     and source line.
     """
-    integers: Mapping[Node, View[LiteRtValue]] = {}
-    if program.range_constraints:
-        graph = _graph_for_ranges(program, contract, operators)
-    else:
-        graph, integers = _graph(program, contract, operators)
+    graph_of = _graph_for_ranges if program.range_constraints else _graph
+    graph, integers = graph_of(program, contract, operators)
     tensors, nodes = copy_before_overwriting(
         graph.tensors, graph.nodes, graph.inputs.values(), graph.outputs.values()
     )
@@ -94,17 +91,21 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> Wri
     return WrittenGraph(replace(graph, tensors=tensors, nodes=nodes), metadata, integers)
 
 
-def _graph_for_ranges(program: ExportedProgram, contract: Contract, operators: Table) -> TfLiteGraph:
-    """Return one graph for all sizes, from those at a few points."""
+def _graph_for_ranges(
+    program: ExportedProgram, contract: Contract, operators: Table
+) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
+    """Return one graph for all sizes, from those at a few points, and the integers of its quantize nodes."""
     programs = specialize_each(program, contract.symbols)
     pairs = zip(programs, _varying(programs), strict=True)
-    graphs = [_graph(each, contract, operators, sizes)[0] for each, sizes in pairs]
+    written = [_graph(each, contract, operators, sizes) for each, sizes in pairs]
+    nodes = {node.name: node for node in program.graph.nodes}
     try:
-        return merge_graphs(graphs)
+        merged = merge_graphs([graph for graph, _ in written])
     except NotForAllSizesError as error:
-        places = {node.name: call_place(node) for node in program.graph.nodes if node.op == "call_function"}
-        place = places.get(error.origin, f"output {error.origin!r}")
+        node = nodes.get(error.origin)
+        place = f"output {error.origin!r}" if node is None else call_place(node)
         raise UnsupportedError(place, error.found, dynamic_sizes.FIX) from error
+    return merged, {nodes[node.name]: view for node, view in written[0][1].items()}
 
 
 def _varying(programs: Sequence[ExportedProgram]) -> list[set[int]]:

@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
 from dimorder.ops.quantization import is_dynamic
+from dimorder.sizes.specialize_shapes import shapes_at
 from dimorder.targets.litert.emit import WrittenGraph
 from dimorder.targets.litert.flatbuffer import serialize
 from dimorder.targets.litert.model import LiteRtModel, is_by_rows
@@ -50,11 +51,13 @@ class ExactRun:
         integers = {node: view.value.tensor for node, view in self.written.integers.items()}
         values = self._model.run(feed, rounded, {*graph.outputs.values(), *integers.values()})
         results = from_file([values[name] for name in graph.outputs.values()], self.contract)
+        shape_of = shapes_at(self.physical, inputs)
         found = {}
         for node, name in integers.items():
             if name in values:  # else nothing reads it
-                view = self.written.integers[node]
-                found[node] = values[name].reshape(view.value.shape).permute(view.order)
+                order, shape = self.written.integers[node].order, shape_of(node)
+                dense = [shape[order.index(dim)] for dim in range(len(order))]
+                found[node] = values[name].reshape(dense).permute(order)
         if not is_dynamic(self.physical.graph_module):  # XNNPACK's own scales give other integers
             require_meant(self.physical, inputs, results, found, "LiteRT")
         return results

@@ -61,11 +61,15 @@ class LiteRtModel:
         return [name for name in node.outputs if self.graph.tensors[name].scales or name in outputs]
 
     def computes(self, node: TfLiteNode) -> bool:
-        """Return whether the model has an operator: of integers, or one that moves or converts."""
-        of = self.graph.tensors[node.outputs[0]].scales
+        """Return whether the model has an operator: of integers or sizes, or one that moves or converts."""
+        result = self.graph.tensors[node.outputs[0]]
         if node.kind == "DEQUANTIZE" and self._type(node.inputs[0] or "") is None:
             return False  # a weight of several scales, or of float16, which only operators of floats read
-        return node.kind in {*CONVERTS, *_MOVED, "PAD"} or (of is not None and node.kind in ROUNDINGS)
+        if result.dtype == torch.int32 and node.kind in _SIZES:
+            return True
+        return node.kind in {*CONVERTS, *_MOVED, "PAD"} or (
+            result.scales is not None and node.kind in ROUNDINGS
+        )
 
     @property
     def needs_xnnpack(self) -> bool:
@@ -94,8 +98,7 @@ class LiteRtModel:
             for name, tensor in graph.tensors.items()
             if tensor.data is not None
         }
-        feed = zip(graph.inputs.values(), inputs, strict=True)
-        values = {**constants, **{name: x.reshape(graph.tensors[name].shape) for name, x in feed}}
+        values = {**constants, **dict(zip(graph.inputs.values(), inputs, strict=True))}
         nodes = [
             GraphNode(node.kind, tuple(filter(None, node.inputs)), name, node)
             for node in graph.nodes
@@ -128,13 +131,15 @@ class LiteRtModel:
             return arithmetic.pad(operands[0], operands[1].tolist(), fill)
         if node.kind in _MOVED:
             moved: Tensor = _MOVED[node.kind](node, *operands)
-            return moved.reshape(tensor.shape)
-        assert of is not None
+            return moved
+        if of is None:
+            size: Tensor = _SIZES[node.kind](*operands)
+            return size
         kernel = _TfLiteKernel(
             node, operands, [self._type(name) for name in names], of, self._weight_scales(node)
         )
         low, high = bounds_of(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)], of)
-        return ROUNDINGS[node.kind](kernel).clamp(low, high).to(of.dtype).reshape(tensor.shape)
+        return ROUNDINGS[node.kind](kernel).clamp(low, high).to(of.dtype)
 
     def require_near(self, node: TfLiteNode, operands: Sequence[Tensor | None], found: Tensor) -> None:
         """Check what the runtime gives for a linear whose rows it quantizes dynamically."""
@@ -161,6 +166,11 @@ class LiteRtModel:
 def is_by_rows(node: TfLiteNode) -> bool:
     """Return whether an operator quantizes the rows of its operand as it runs."""
     return BY_ROWS.items() <= node.options.items()
+
+
+def is_rounded(node: TfLiteNode, graph: TfLiteGraph) -> bool:
+    """Return whether an operator rounds its results to integers; others choose among their operands."""
+    return node.kind in ROUNDINGS.keys() - _CHOOSE and graph.tensors[node.outputs[0]].scales is not None
 
 
 @dataclass(frozen=True)
@@ -309,17 +319,25 @@ ROUNDINGS: Mapping[str, Callable[[_TfLiteKernel], Tensor]] = MappingProxyType(
     }
 )
 
+_CHOOSE = frozenset(("MAX_POOL_2D", "REDUCE_MAX", "MAXIMUM", "MINIMUM", "PADV2"))
+
 # -- what moves elements -------------------------------------------------------------------------------------
 
 
 def _strided(n: TfLiteNode, x: Tensor, starts: Tensor, ends: Tensor, steps: Tensor) -> Tensor:
     cuts = zip(starts.tolist(), ends.tolist(), steps.tolist(), strict=True)
-    return x[tuple(slice(*cut) for cut in cuts)]
+    whole, one = (n.options.get(name, 0) for name in ("endMask", "shrinkAxisMask"))  # bits by dimension
+    return x[
+        tuple(
+            start if one >> d & 1 else slice(start, None if whole >> d & 1 else end, step)
+            for d, (start, end, step) in enumerate(cuts)
+        )
+    ]
 
 
 _MOVED: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        "RESHAPE": lambda n, x, shape: x,
+        "RESHAPE": lambda n, x, shape: x.reshape(shape.tolist()),
         "TRANSPOSE": lambda n, x, order: x.permute(order.tolist()),
         "SLICE": lambda n, x, starts, sizes: arithmetic.cut(x, starts.tolist(), sizes.tolist()),
         "STRIDED_SLICE": _strided,
@@ -327,5 +345,16 @@ _MOVED: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "GATHER": lambda n, x, at: x[(slice(None),) * n.options["axis"] + (at.long(),)],
         "REVERSE_V2": lambda n, x, dims: x.flip(dims.tolist()),
         "TILE": lambda n, x, multiples: x.repeat(multiples.tolist()),
+    }
+)
+
+# -- numbers that depend on dynamic sizes --------------------------------------------------------------------
+
+_SIZES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "SHAPE": lambda x: torch.tensor(x.shape, dtype=torch.int32),
+        "MUL": torch.mul,
+        "SUM": lambda x, dims: x.sum(dims.tolist(), keepdim=True, dtype=torch.int32),
+        "FLOOR_DIV": lambda x, y: x // y,
     }
 )

@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteTensor
 from dimorder.targets.litert.integer_writer import LiteRtValue
@@ -38,7 +39,7 @@ def unfit_sizes(
     operators: Table, call: Node, constants: Collection[Node], numbers: Mapping[Node, DynamicCall]
 ) -> str | None:
     """Return why LiteRT does not compute a call at all sizes, or None."""
-    if operators.is_relabel(call):
+    if operators.is_relabel(call) or call.target in (QUANTIZE, DEQUANTIZE):
         return None
     read = (numbers[node] for node in (call, *call.all_input_nodes))
     leaves = pytree.tree_leaves([(each.args, each.kwargs, each.shapes) for each in read])

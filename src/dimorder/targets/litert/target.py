@@ -12,7 +12,8 @@ from torch.fx import Graph
 
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.contract import Contract, TensorSpec
-from dimorder.errors import UsageError
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_into_inputs
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
@@ -24,11 +25,11 @@ from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
-from dimorder.targets.litert.emit import fused_program, write
+from dimorder.targets.litert.emit import WrittenGraph, fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK
-from dimorder.targets.litert.model import LiteRtModel
+from dimorder.targets.litert.model import LiteRtModel, is_rounded
 from dimorder.targets.litert.ops import OPERATORS, unfit_input
 from dimorder.targets.litert.recipes import RECIPES
 from dimorder.targets.litert.runtime import (
@@ -43,6 +44,7 @@ from dimorder.targets.litert.runtime import (
 )
 from dimorder.targets.litert.sketch import unfit_sizes
 from dimorder.targets.litert.spatial import PART_TAPS
+from dimorder.targets.program_io import call_place
 from dimorder.targets.table import Table
 from dimorder.verification.verify import Run
 
@@ -102,10 +104,22 @@ def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: st
     written = write(program, contract, table)
     if not is_quantized(program.graph_module):
         return TfLite(written.data, contract, kernels)
+    if program.range_constraints:
+        _require_in_delegate(written, program, contract)
     functional, state = turn_buffers_into_inputs(program), initial_state(program)
     wide = _with_state(contract, state)
     exact = ExactRun(write(functional, wide, table) if state else written, functional, wide, state)
     return TfLite(written.data, contract, kernels, exact)
+
+
+def _require_in_delegate(written: WrittenGraph, program: ExportedProgram, contract: Contract) -> None:
+    """Refuse integers that dynamic sizes keep out of the delegate: LiteRT's kernels round otherwise."""
+    beside = LiteRtProgram(written.data, contract).computed_beside()
+    for node in written.graph.nodes:
+        if is_rounded(node, written.graph) and not beside.isdisjoint(node.outputs):
+            place = next((call_place(n) for n in program.graph.nodes if n.name == node.origin), node.origin)
+            found = f"an int8 {node.kind} that dynamic sizes keep out of XNNPACK's delegate"
+            raise UnsupportedError(place, found, FIX)
 
 
 def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
@@ -186,7 +200,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         recipes=RECIPES,
         files=TargetFiles(partial(load, kernels=kernels), check, channels_last=()),
         runtime=TargetRuntime("LiteRT", set_threads=set_threads, has_state=True),
-        dynamic=DynamicSizes(partial(_sized, capabilities)),
+        dynamic=DynamicSizes(partial(_sized, capabilities), integers=True),
         with_options=partial(target, table),
         fused=lambda program: fused_program(program, table),
     )

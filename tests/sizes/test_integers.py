@@ -1,0 +1,175 @@
+"""One `.tflite` of integers for ranges of sizes: bit for bit what its kernels are defined to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+import dimorder
+from dimorder.errors import ContractError, VerificationError
+from dimorder.lowered import Lowered
+from dimorder.targets.litert import model
+from tests.sizes.symbols import BATCH, refusal
+from tests.targets.quantised import by_xnnpack, by_xnnpack_dynamically, quantised
+from tests.zoo.network import perturb
+
+SHAPE = 2, 3, 16, 22
+PICTURES = ({0: Dim("N", min=1, max=6), 2: 2 * Dim("H", min=6, max=20), 3: 2 * Dim("W", min=7, max=22)},)
+
+
+class Layers(nn.Module):
+    """A convolution of stride 2, a depthwise, a transposed one and a linear, as a function uses them."""
+
+    def __init__(self, compute: Callable[[Layers, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+        self.first, self.depthwise = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.up, self.head = nn.ConvTranspose2d(8, 4, 2, 2), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self, x)
+
+
+def pooled(net: Layers, x: Tensor) -> Tensor:
+    y: Tensor = net.head(net.depthwise(net.first(x).relu()).mean((2, 3)))
+    return y
+
+
+def summed(net: Layers, x: Tensor) -> Tensor:
+    y: Tensor = net.head(net.first(x).relu().sum((2, 3)))
+    return y
+
+
+def enlarged(net: Layers, x: Tensor) -> Tensor:
+    y: Tensor = net.up(net.first(x).relu())
+    return y
+
+
+def gated(net: Layers, x: Tensor) -> Tensor:
+    """Islands of floats: a hard swish and a softmax."""
+    y = F.hardswish(net.first(x))
+    scores: Tensor = net.head((y + net.depthwise(y)).mean((2, 3))).softmax(-1)
+    return scores
+
+
+def made(compute: Callable[[Layers, Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    return by_xnnpack(perturb(Layers(compute).eval()), torch.randn(SHAPE))
+
+
+def lower(network: nn.Module, dims: Any = PICTURES, **options: Any) -> Lowered:
+    return dimorder.lower(network, (torch.randn(SHAPE),), dynamic_shapes=dims, target="litert", **options)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Lowered:
+    return lower(made(pooled))
+
+
+CASES: Mapping[str, tuple[Callable[[Layers, Tensor], Tensor], int]] = {
+    "pooled": (pooled, 0),
+    "gated": (gated, 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_size_has_the_bits_of_its_kernels(name: str, pool: Lowered) -> None:
+    compute, islands = CASES[name]
+    lowered = pool if compute is pooled else lower(made(compute))
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    assert len(lowered.plan.float_islands) == islands
+    wanted = lowered.artifact.reference_run
+    assert wanted is not None
+    for n, h, w in ((1, 12, 14), (5, 26, 18), (6, 14, 44), (3, 40, 16)):
+        x = torch.randn(n, 3, h, w)
+        (got,), (own,) = lowered.artifact.run([x]), wanted([x])
+        assert got.shape == (n, 5) and torch.equal(got, own)
+
+
+def test_the_network_is_near_and_the_guard_keeps_its_ranges(pool: Lowered, tmp_path: Path) -> None:
+    path, network = tmp_path / "net.tflite", made(pooled)
+    pool.save(path)
+    program = dimorder.load(path)
+    for shape in ((1, 3, 40, 14), (6, 3, 12, 44)):
+        x = torch.randn(shape)
+        wanted = network(x)
+        assert (program(x) - wanted).norm() <= 0.03 * wanted.norm()
+    with pytest.raises(ContractError) as refused:
+        program(torch.ones(7, 3, 12, 14))
+    assert str(refused.value).splitlines()[1] == "  found: size 7 in dim 0, where N is from 1 to 6"
+
+
+def test_the_caller_passes_integers_of_any_size() -> None:
+    lowered = lower(made(pooled), input_types="int8", output_types="int8", input_orders="NHWC")
+    (spec,), (result,) = lowered.contract.inputs, lowered.contract.outputs
+    assert (spec.shape, spec.dtype, result.dtype) == (("N", 3, "H", "W"), "int8", "int8")
+    x = torch.randint(-128, 128, (4, 3, 18, 30), dtype=torch.int8)
+    got = lowered.run(x.contiguous(memory_format=torch.channels_last))
+    assert got.shape == (4, 5) and got.dtype == torch.int8
+
+
+def test_a_kernel_that_is_wrong_at_one_size_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    mean = model.ROUNDINGS["MEAN"]
+    wrong = {**model.ROUNDINGS, "MEAN": lambda k: mean(k) + 3 * (k.operands[0].shape[:2] == (6, 20))}
+    network = made(pooled)
+    monkeypatch.setattr(model, "ROUNDINGS", wrong)
+    with pytest.raises(VerificationError, match="as it was written for LiteRT"):
+        lower(network)
+
+
+def test_a_sum_whose_scale_depends_on_a_size_is_refused_with_its_line() -> None:
+    first, found, fix = refusal(made(summed), torch.randn(SHAPE), PICTURES, target="litert")
+    assert first.startswith("aten.sum.dim_IntList (test_integers.py:")
+    assert found == "  found: the scale of integers, which depends on a dynamic size"
+    assert fix == "  fix: fix the size, or lower one program for each size that is needed"
+
+
+def test_an_int8_operator_outside_of_the_delegate_is_refused() -> None:
+    """LiteRT's own kernel of a transposed convolution rounds otherwise: 2 of 2,688 integers here."""
+    assert refusal(made(enlarged), torch.randn(SHAPE), PICTURES, target="litert") == [
+        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:41, in up)",
+        "  found: an int8 TRANSPOSE_CONV that dynamic sizes keep out of XNNPACK's delegate",
+        "  fix: fix the size, or lower one program for each size that is needed",
+    ]
+
+
+def test_scales_that_the_program_finds_need_fixed_sizes() -> None:
+    x = torch.randn(5, 24)
+    assert refusal(by_xnnpack_dynamically(nn.Linear(24, 7).eval(), x), x, BATCH, target="litert") == [
+        "a quantised network",
+        "  found: symbolic sizes, with values that are quantised dynamically",
+        "  fix: lower one program for each size",
+    ]
+
+
+class Counted(nn.Module):
+    """Quantised values, and a buffer that each call changes."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total += 1
+        return quantised(quantised(x, 0.5, 0) + self.total, 0.5, 0)
+
+
+def test_state_beside_integers_needs_fixed_sizes() -> None:
+    assert refusal(Counted(), torch.randn(2, 3), BATCH, target="litert") == [
+        "a quantised network",
+        "  found: symbolic sizes, with state: buffer total",
+        "  fix: lower one program for each size",
+    ]
