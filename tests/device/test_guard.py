@@ -42,7 +42,7 @@ def _pairs() -> Iterator[Any]:
         yield pytest.param(name, fed, marks=[] if is_quick else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("name", "fed"), _pairs())
+@pytest.mark.parametrize(("name", "fed"), list(_pairs()))
 def test_a_tensor_gets_the_answer_that_it_gets_in_python(name: str, fed: str) -> None:
     contract = dimorder.load(file_of(name)).contract
     for index in range(len(contract.inputs)):

@@ -16,7 +16,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.mix = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(7, 11)
+        self.conv, self.mix = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(7, 19)  # more than few features
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.conv(x)
