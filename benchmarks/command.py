@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import keep, record_kept
+from benchmarks.record import keep, rows_kept
 from dimorder.cpu import machine
 from dimorder.latency.bench import ROUNDS
 
@@ -47,11 +47,17 @@ def measured(
     logging.disable(logging.WARNING)
     options.results.mkdir(parents=True, exist_ok=True)
     kept, here = options.results / f"{module}.json", machine(packages)
-    of = packages if on_any_machine else tuple(here)
-    done = {row["network"]: row for row in record_kept(kept, here, of).get("rows", [])}
+    of = packages if on_any_machine else None
+    done = {row["network"]: row for row in rows_kept(kept, here, of)}
     for name in options.networks or [name for name in networks if name not in done]:
         start = time.perf_counter()
         done[name] = timed(name)
         keep(kept, module, here, [done[each] for each in networks if each in done], table)
         print(f"{told(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
     return [done[name] for name in networks if name in done]
+
+
+def verdict(faults: Sequence[str]) -> int:
+    """Print the bounds that do not hold, and return the exit code."""
+    print("; ".join(faults) or "every bound holds")
+    return int(bool(faults))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import dimorder
-from benchmarks.command import Row, command_line, measured
+from benchmarks.command import Row, command_line, measured, verdict
 from benchmarks.latency import NETWORKS
 from benchmarks.record import record_lines
 from benchmarks.tflite_tools import TOOLS, takes_pictures
@@ -80,10 +80,8 @@ def convert(tool: str, python: str, name: str, path: Path) -> Row:
         return dict(json.loads(kept.read_text()))
     path.parent.mkdir(parents=True, exist_ok=True)
     folders = os.pathsep.join(("src", ".", os.environ.get("PYTHONPATH", "")))
-    found = [
-        str(Path(python).parent.absolute()),
-        os.environ["PATH"],
-    ]  # onnx2tf is a program of its environment
+    # onnx2tf runs programs of its environment, in a folder of its own.
+    found = [str(Path(python).parent.absolute()), os.environ["PATH"]]
     environment = {
         **os.environ,
         "PYTHONPATH": folders,
@@ -241,11 +239,17 @@ def table(record: Mapping[str, Any]) -> str:
         took = f"{latency_share(rows, tool):.3f} of the milliseconds"
         spent = "" if tool == PTE else f", {cpu_share(rows, tool):.3f} of the CPU seconds"
         lines.append(f"Geometric mean, ours over {tool}: {took}{spent}.\n")
-    for row in rows:
-        for tool, cell in row["tools"].items():
-            if "error" in cell:
-                lines.append(f"{row['network']}, {tool}: `{cell['error']}`\n")
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, *error_lines(rows)]).rstrip() + "\n"
+
+
+def error_lines(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each conversion that failed."""
+    return [
+        f"{row['network']}, {tool}: `{cell['error']}`\n"
+        for row in rows
+        for tool, cell in row["tools"].items()
+        if "error" in cell
+    ]
 
 
 def _line(row: Row, tools: Sequence[str]) -> str:
@@ -287,9 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = options.files or Path(folder)
         measure = partial(timed, pythons=pythons, files=files, rounds=options.rounds)
         rows = measured("litert", options, NETWORKS, PACKAGES, measure, table, _told)
-    faults = missed(rows)
-    print("; ".join(faults) or "every bound holds")
-    return int(bool(faults))
+    return verdict(missed(rows))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import Row, command_line, measured
-from benchmarks.litert import OURS, SECONDS, convert, cpu_share, missed_seconds
+from benchmarks.command import Row, command_line, measured, verdict
+from benchmarks.litert import OURS, SECONDS, convert, cpu_share, error_lines, missed_seconds
 from benchmarks.record import record_lines
 from benchmarks.tflite_tools import TOOLS
 
@@ -60,11 +60,7 @@ def table(record: Mapping[str, Any]) -> str:
             for tool in SECONDS
         ),
     ]
-    for row in rows:
-        for tool, cell in row["tools"].items():
-            if "error" in cell:
-                lines.append(f"{row['network']}, {tool}: `{cell['error']}`\n")
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, *error_lines(rows)]).rstrip() + "\n"
 
 
 def _cell(row: Row, tool: str) -> str:
@@ -87,9 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return converted(name, pythons, Path(folder))
 
     rows = measured("litert_seconds", options, NETWORKS, PACKAGES, row, table, _told)
-    faults = missed(rows)
-    print("; ".join(faults) or "every bound holds")
-    return int(bool(faults))
+    return verdict(missed(rows))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dimorder
-from benchmarks.command import Row, command_line, measured
+from benchmarks.command import Row, command_line, measured, verdict
 from benchmarks.litert import MAX_ERROR, PACKAGES, content, convert
 from benchmarks.record import failed, record_lines
 from benchmarks.tflite_tools import NETWORKS, takes_pictures
@@ -142,9 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         lower = partial(lowered, python=options.tool, folder=Path(folder))
         rows = measured("litert_zoo", options, NETWORKS, PACKAGES, lower, table, _told, True)
-    faults = missed(rows)
-    print("; ".join(faults) or "every bound holds")
-    return int(bool(faults))
+    return verdict(missed(rows))
 
 
 if __name__ == "__main__":

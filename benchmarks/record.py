@@ -13,9 +13,15 @@ from dimorder.cpu import describe_machine, machine
 from dimorder.files import write_whole
 
 
-def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, Any]]:
-    """The rows of an earlier run, if there was one in the same environment: figures of two are not mixed."""
-    rows: list[dict[str, Any]] = record_kept(path, environment, tuple(environment)).get("rows", [])
+def rows_kept(
+    path: Path, environment: Mapping[str, object], of: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of an earlier run, if there was one in the same environment: figures of two are not mixed.
+
+    With `of`, only these entries of the environment must be the same.
+    """
+    same = tuple(environment) if of is None else of
+    rows: list[dict[str, Any]] = record_kept(path, environment, same).get("rows", [])
     return rows
 
 
