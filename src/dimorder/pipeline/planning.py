@@ -18,7 +18,7 @@ from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
-from dimorder.pipeline.variants import Variant, capture_variants
+from dimorder.pipeline.variants import Variant, capture_points, make_variants
 from dimorder.planning.problem import Cost
 from dimorder.planning.solve import LIMIT_S
 from dimorder.plans.network_plan import NetworkPlan, Place
@@ -55,11 +55,13 @@ def capture_cheapest(
 
     Pieces have the same bytes as the whole, so only a plan by count has to try both.
     """
-    split = capture_variants(source, points, request, progress)
+    captured = capture_points(source, points, request, progress)
+    split = make_variants(captured, source, points, request)
     costs = split[0].target.costs.get(request.objective)
-    if costs is None or costs.units[0] != "conversions" or request.target.capabilities.split_channels is None:
+    splits = request.target.capabilities.split_channels is not None and not is_quantized(captured[0].module)
+    if costs is None or costs.units[0] != "conversions" or not splits:
         return split
-    whole = capture_variants(source, points, request, progress, splits=False)
+    whole = make_variants(captured, source, points, request, splits=False)
     if _called(whole) == _called(split):
         return split
 

@@ -69,16 +69,38 @@ def specialize(source: Source, request: Request) -> list[Point]:
     return sizes.specialization_points(None if request.cost_at is None else sizes.point(request.cost_at))
 
 
-def capture_variants(
-    source: Source, points: Sequence[Point], request: Request, progress: Progress, splits: bool = True
+def capture_points(
+    source: Source, points: Sequence[Point], request: Request, progress: Progress
+) -> list[Captured]:
+    """Return a network in normal form at each point, with its linears as the network has them."""
+    sizes, target = source.sizes, request.target
+    if sizes is not None:
+        varying = [sizes.varying(point) for point in points]
+        return _capture_specializations(sizes, points, varying, target, progress)
+    program = capture(
+        source.model,
+        source.args,
+        source.kwargs,
+        in_parts=target.capabilities.in_parts,
+        in_pairs=target.capabilities.in_pairs,
+    )
+    return [program]
+
+
+def make_variants(
+    captured: Sequence[Captured],
+    source: Source,
+    points: Sequence[Point],
+    request: Request,
+    splits: bool = True,
 ) -> list[Variant]:
-    """Return a network in normal form at each point, with everything folded into weights that can be.
+    """Return a network with its contract at each point, with everything folded into weights that can be.
 
     Args:
+        captured: the network in normal form at each point. One of integers gets its boundary types in place.
         source: the network.
         points: the value of each dynamic size, at every point.
         request: the target, orders and types.
-        progress: called with the step.
         splits: whether a packed linear whose result is only cut becomes one per piece, if slices take the
             target time.
 
@@ -87,24 +109,10 @@ def capture_variants(
             beside them.
     """
     sizes, target = source.sizes, request.target
-    capabilities = target.capabilities
-    rewrites = partial(
-        rewrite_linears,
-        fewest=capabilities.split_channels if splits else None,
-        heads=capabilities.heads,
-    )
-    if sizes is None:
-        program = capture(
-            source.model,
-            source.args,
-            source.kwargs,
-            in_parts=capabilities.in_parts,
-            in_pairs=capabilities.in_pairs,
-        )
-        programs, targets = rewrites([program]), [target]
-    else:
-        varying = [sizes.varying(point) for point in points]
-        programs = rewrites(_capture_points(sizes, points, varying, target, progress), varying=varying)
+    fewest = target.capabilities.split_channels if splits else None
+    varying = None if sizes is None else [sizes.varying(point) for point in points]
+    programs, targets = rewrite_linears(captured, fewest, target.capabilities.heads, varying), [target]
+    if sizes is not None and varying is not None:
         record_max_shapes([program.module.graph for program in programs], sizes.table(points))
         targets = _sized_targets(target, varying, programs)
     variants = []
@@ -144,7 +152,7 @@ def contenders(request: Request, variants: Sequence[Variant]) -> Iterator[tuple[
         yield layout_costs(target, objective), [replace(variant, target=target) for variant in variants]
 
 
-def _capture_points(
+def _capture_specializations(
     sizes: SymbolicProgram,
     points: Sequence[Point],
     varying: Sequence[frozenset[int]],
