@@ -88,6 +88,17 @@ MAY_IMPORT = {
         "runtime",
         "targets",
     },
+    "signatures": {
+        "errors",
+        "text",
+        "files",
+        "contract",
+        "capture",
+        "verification",
+        "runtime",
+        "targets",
+        "lowered",
+    },
     "reading": {"errors", "text", "contract"},
     "quantization": {
         "errors",

@@ -27,7 +27,8 @@ from dimorder.plans.network_plan import NetworkPlan
 NAMES = {
     *("DimOrder", "DimorderError", "Layout", "Lowered", "Orders", "Program", "QuantizedNetwork", "Types"),
     *("collate", "convert", "empty", "expect_channels_last", "inspect", "is_channels_last"),
-    *("load", "lower", "plan", "quantize", "to_channels_last", "to_contiguous", "unblock"),
+    *("load", "load_signatures", "lower", "plan", "quantize", "save_signatures"),
+    *("to_channels_last", "to_contiguous", "unblock"),
 }
 ALIASES = {"Orders", "Types"}
 NEVER_RAISES = {f"dimorder.{name}" for name in ("collate", "is_channels_last")} | {

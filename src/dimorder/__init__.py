@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dimorder.plans.make_contract import Orders
     from dimorder.quantization.quantize import QuantizedNetwork, quantize
     from dimorder.runtime.program import Program
+    from dimorder.signatures import load_signatures, save_signatures
 
 __all__ = [
     "DimOrder",
@@ -38,9 +39,11 @@ __all__ = [
     "inspect",
     "is_channels_last",
     "load",
+    "load_signatures",
     "lower",
     "plan",
     "quantize",
+    "save_signatures",
     "to_channels_last",
     "to_contiguous",
     "unblock",
@@ -60,6 +63,7 @@ _HOMES = {
     "plans.make_contract": ("Orders",),
     "quantization.quantize": ("QuantizedNetwork", "quantize"),
     "runtime.program": ("Program",),
+    "signatures": ("load_signatures", "save_signatures"),
 }
 
 

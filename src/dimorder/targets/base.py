@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -25,6 +25,7 @@ from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.verify import Run
 
 # The defaults of the fields that an artifact does not define itself.
+Content = TypeVar("Content")
 _NOTHING: Mapping[str, Any] = MappingProxyType(
     {
         "companions": {},
@@ -122,6 +123,20 @@ class OperatorCounts:
 
 
 @dataclass(frozen=True)
+class Signatures:
+    """The functions that write and read files of several programs.
+
+    Attributes:
+        join: Returns one file of the artifacts by name, whose programs have one state or each its own.
+        load: Returns the programs in a file by name: each one's contract and a function that runs it. It may
+            raise `ValueError` for a damaged file.
+    """
+
+    join: Callable[[Mapping[str, Any], bool], bytes]
+    load: Callable[[bytes], Mapping[str, tuple[Contract, Run]]]
+
+
+@dataclass(frozen=True)
 class TargetFiles:
     """The functions that read and check a target's files.
 
@@ -133,24 +148,25 @@ class TargetFiles:
         companions: The suffixes that companion files add to the name of the main file.
         channels_last: The types of 4-D channels-last inputs and outputs that the files have in their logical
             shape. None means all types. For other types the files have the dense physical tensor.
+        signatures: How files have several programs. None means that a file has one.
     """
 
     load: Callable[[Path], tuple[Contract, Run]] | None = None
     check: Callable[[str, bytes], FileSummary] | None = None
     companions: tuple[str, ...] = ()
     channels_last: Collection[torch.dtype] | None = None
+    signatures: Signatures | None = None
 
     def read(self, file: Path) -> tuple[Contract, Run]:
         """Return what `load` returns, and raise what it raises as errors of three lines."""
         assert self.load is not None
-        try:
-            return self.load(file)
-        except OSError as error:
-            fix = f"give the path of a {file.suffix} file"
-            raise UsageError(f"loading {file}", error.strerror or str(error), fix) from error
-        except ValueError as error:
-            fix = "lower it again, or copy the file again"
-            raise ContractError(f"loading {file}", str(error), fix) from error
+        return _read(file, self.load)
+
+    def read_signatures(self, file: Path) -> Mapping[str, tuple[Contract, Run]]:
+        """Return the programs in a file, and raise errors of three lines."""
+        signatures = self.signatures
+        assert signatures is not None
+        return _read(file, lambda path: signatures.load(path.read_bytes()))
 
     def summarize(self, path: str, data: bytes) -> FileSummary:
         """Return what `check` returns, and raise a damaged file as an error of three lines."""
@@ -159,6 +175,17 @@ class TargetFiles:
             return self.check(path, data)
         except ValueError as error:
             raise UsageError(path, str(error), "write the file again") from error
+
+
+def _read(file: Path, load: Callable[[Path], Content]) -> Content:
+    try:
+        return load(file)
+    except OSError as error:
+        fix = f"give the path of a {file.suffix} file"
+        raise UsageError(f"loading {file}", error.strerror or str(error), fix) from error
+    except ValueError as error:
+        fix = "lower it again, or copy the file again"
+        raise ContractError(f"loading {file}", str(error), fix) from error
 
 
 @dataclass(frozen=True)

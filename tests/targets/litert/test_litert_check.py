@@ -53,7 +53,7 @@ def test_it_is_printed(data: bytes) -> None:
 def test_a_file_that_litert_cannot_load_is_told_of_too() -> None:
     floats = TfLiteTensor((2, 3), torch.float32)
     nodes = [TfLiteNode("HASHTABLE_FIND", ("x", "x", "x"), ("y",), {})]
-    file = serialize(TfLiteGraph({"x": floats, "y": floats}, nodes, {"x": "x"}, {"y": "y"}), {})
+    file = serialize({"main": TfLiteGraph({"x": floats, "y": floats}, nodes, {"x": "x"}, {"y": "y"})}, {})
     found = check("net.tflite", file)
     assert found.error and found.beside is None and found.counts == Counter(HASHTABLE_FIND=1)
     assert str(found).splitlines()[-1].startswith("not loaded")

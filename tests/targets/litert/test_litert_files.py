@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dimorder
 from dimorder import targets
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
-from dimorder.targets.litert.file import operators, read_contract
+from dimorder.targets.litert.file import operators, read_contracts
 
 SHAPE = (2, 3, 5, 7)
 
@@ -58,7 +58,7 @@ def test_the_signature_has_the_names_of_the_contract(saved: Path) -> None:
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=saved.read_bytes())
-    contract = read_contract(saved.read_bytes())
+    contract = read_contracts(saved.read_bytes())["serving_default"]
     names = {"inputs": ["ids", "image"], "outputs": sorted(spec.name for spec in contract.outputs)}
     found = interpreter.get_signature_list()["serving_default"]
     assert {side: sorted(found[side]) for side in found} == names

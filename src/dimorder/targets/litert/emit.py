@@ -25,7 +25,7 @@ from dimorder.physical.wasted_levels import clamp_range
 from dimorder.sizes.specialization import specialize_each
 from dimorder.targets.integer_kernels import operand_type
 from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
-from dimorder.targets.litert.flatbuffer import TfLiteGraph, serialize
+from dimorder.targets.litert.flatbuffer import SIGNATURE, TfLiteGraph, serialize
 from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.ops import QUANTIZED, unfit_input, unsupported_value
@@ -54,7 +54,7 @@ class WrittenGraph:
     @cached_property
     def data(self) -> bytes:
         """The bytes of the file, sealed."""
-        return seal(serialize(self.graph, self.metadata))
+        return seal(serialize({SIGNATURE: self.graph}, self.metadata))
 
 
 def fused_program(program: ExportedProgram, operators: Table) -> FusedProgram:

@@ -22,7 +22,7 @@ from dimorder.errors import VerificationError
 from dimorder.ops.quantization import is_dynamic
 from dimorder.sizes.specialize_shapes import shapes_at
 from dimorder.targets.litert.emit import WrittenGraph
-from dimorder.targets.litert.flatbuffer import serialize
+from dimorder.targets.litert.flatbuffer import SIGNATURE, serialize
 from dimorder.targets.litert.model import LiteRtModel, is_by_rows
 from dimorder.targets.litert.runtime import LiteRtProgram, as_in_file, from_file
 from dimorder.verification.differences import QUANTA
@@ -74,7 +74,7 @@ class ExactRun:
     def _with_roundings(self) -> LiteRtProgram:
         graph = self.written.graph
         more = {f"rounded {i}": name for i, name in enumerate(self._rounded)}
-        made = serialize(replace(graph, outputs={**graph.outputs, **more}), {})
+        made = serialize({SIGNATURE: replace(graph, outputs={**graph.outputs, **more})}, {})
         return LiteRtProgram(made, self.contract)
 
 

@@ -45,13 +45,14 @@ class TfLiteOperator:
 
 @dataclass(frozen=True)
 class TfLiteSummary:
-    """The content of a `.tflite`, in all of its subgraphs.
+    """The content of a `.tflite`, in all of its subgraphs, and the names of its signatures.
 
-    `delegates` are the parts that LiteRT's XNNPACK delegate computes here, and `beside` the operators that
-    run beside it. If LiteRT cannot load the file, `error` says why.
+    `delegates` are the parts of the first subgraph that LiteRT's XNNPACK delegate computes here, and `beside`
+    the operators that run beside it. If LiteRT cannot load the file, `error` says why.
     """
 
     operators: tuple[TfLiteOperator, ...]
+    signatures: tuple[str, ...] = ()
     delegates: int = 0
     beside: Mapping[str, int] | None = None
     error: str = ""
@@ -74,6 +75,7 @@ class TfLiteSummary:
         (transposes, transpose_bytes), (reshapes, reshape_bytes) = self.of("TRANSPOSE"), self.of("RESHAPE")
         return {
             "format": "tflite",
+            "signatures": list(self.signatures),
             "operators": dict(sorted(self.counts.items())),
             "operator_count": len(self.operators),
             "transposes": transposes,
@@ -87,6 +89,8 @@ class TfLiteSummary:
 
     def __str__(self) -> str:
         lines = [f"LiteRT: {len(self.operators):,} operators"]
+        if len(self.signatures) > 1:
+            lines.append(f"signatures  {', '.join(self.signatures)}")
         lines += [f"  {count:6,}  {kind}" for kind, count in sorted(self.counts.items())]
         for title, kind in (("transposes", "TRANSPOSE"), ("reshapes", "RESHAPE")):
             count, moved = self.of(kind)
@@ -98,19 +102,37 @@ class TfLiteSummary:
         return "\n".join([*lines, f"beside them  {beside or 'nothing'}"])
 
 
-def read_contract(data: bytes) -> Contract:
-    """Return the contract in a file. Raises `ValueError` for one that is damaged, or has none."""
+def read_contracts(data: bytes) -> dict[str, Contract]:
+    """Return the contracts in a file by signature. Raises `ValueError` for a damaged one, or one without."""
     if data[4:8] != b"TFL3":
         raise ValueError(f"{len(data)} bytes that do not begin as a .tflite does (TFL3 at byte 4)")
-    if not is_sealed(data):
+    texts: Mapping[str, bytes] = _metadata(data) if is_sealed(data) else {}
+    if CONTRACT_METHOD not in texts:
         raise ValueError("no contract: it is damaged, or another tool wrote it")
+    entries = {name: contract_entry(i, name) for i, name in enumerate(read_signatures(data))}
+    return {name: Contract.from_json(texts[entry].decode()) for name, entry in entries.items()}
+
+
+def contract_entry(place: int, signature: str) -> str:
+    """Return the name of the metadata with the contract of a signature, which is at this place in a file."""
+    return f"{CONTRACT_METHOD}/{signature}" if place else CONTRACT_METHOD
+
+
+def read_signatures(data: bytes) -> list[str]:
+    """Return the names of a file's signatures."""
     from ai_edge_litert.schema_py_generated import Model
 
     model = Model.GetRootAs(data)
-    for entry in map(model.Metadata, range(model.MetadataLength())):
-        if entry.Name() == CONTRACT_METHOD.encode():
-            return Contract.from_json(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().decode())
-    raise ValueError("no contract: it is damaged, or another tool wrote it")
+    places = _indices(model.SignatureDefsLength(), len(data))
+    return [(model.SignatureDefs(i).SignatureKey() or b"").decode() for i in places]
+
+
+def _metadata(data: bytes) -> dict[str, bytes]:
+    from ai_edge_litert.schema_py_generated import Model
+
+    model = Model.GetRootAs(data)
+    entries = map(model.Metadata, range(model.MetadataLength()))
+    return {each.Name().decode(): model.Buffers(each.Buffer()).DataAsNumpy().tobytes() for each in entries}
 
 
 def is_sealed(data: bytes) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,6 @@ from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 SIGNATURE = "serving_default"
 ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
-CALLS_FIRST: Mapping[str, Any] = MappingProxyType({"initSubgraphIndex": 1})
 MAX_BYTES = (1 << 31) - (1 << 20)  # a flatbuffer has offsets of 31 bits; the rest is for its tables
 
 # torch's types, by the names that the schema's TensorType has for them
@@ -120,7 +119,7 @@ class TfLiteGraph:
     """Operators in sequence and their tensors by name.
 
     `inputs` and `outputs` map the names of the signature to tensors, in sequence. `first` is a graph that
-    runs once, where this one calls it: operator `CALL_ONCE` with the options `CALLS_FIRST`.
+    runs once, where this one has the operator `CALL_ONCE`.
     """
 
     tensors: Mapping[str, TfLiteTensor]
@@ -139,15 +138,15 @@ class TfLiteGraph:
         return found | {_scales(name): _group_scales(tensor) for name, tensor in groups.items()}
 
 
-def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of a file with this graph, without the tensors that no operator uses.
+def serialize(signatures: Mapping[str, TfLiteGraph], metadata: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of a file with a graph for each signature, without the tensors that no operator uses.
 
-    Needs ai-edge-litert.
+    Graphs share the bytes of equal constants, and the variables of equal names. Needs ai-edge-litert.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
-    graphs = [made] if made.first is None else [made, made.first]
+    graphs = [*signatures.values(), *_initialization(signatures)]
     contents = _contents(tensor for graph in graphs for tensor in graph.stored.values())
     size = sum(data.nbytes for data in contents.values())
     if size > MAX_BYTES:
@@ -159,8 +158,10 @@ def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
     buffers = {content: place for place, content in enumerate(contents, start=1)}
     kinds = dict.fromkeys(node.kind for graph in graphs for node in graph.nodes)
     model.operatorCodes = [_code(schema, kind) for kind in kinds]
-    model.subgraphs = [_subgraph(schema, graph, list(kinds), buffers) for graph in graphs]
-    model.signatureDefs = [_signature(schema, made)]
+    model.subgraphs = [_subgraph(schema, graph, list(kinds), buffers, len(signatures)) for graph in graphs]
+    model.signatureDefs = [
+        _signature(schema, name, place, graph) for place, (name, graph) in enumerate(signatures.items())
+    ]
     model.metadata = []
     for name, content in metadata.items():
         entry = schema.MetadataT()
@@ -172,11 +173,35 @@ def serialize(made: TfLiteGraph, metadata: Mapping[str, bytes]) -> bytes:
     return bytes(builder.Output())
 
 
-def _subgraph(schema: Any, made: TfLiteGraph, kinds: Sequence[str], buffers: Mapping[bytes, int]) -> Any:
+def _initialization(signatures: Mapping[str, TfLiteGraph]) -> list[TfLiteGraph]:
+    """Return the graph that runs once for all signatures, if one is needed: each variable begins once."""
+    tensors, nodes, begun = dict[str, TfLiteTensor](), list[TfLiteNode](), set[str]()
+    for signature, graph in signatures.items():
+        steps = () if graph.first is None else graph.first.nodes
+        for handle, assignment in zip(steps[::2], steps[1::2], strict=True):
+            if handle.options["sharedName"] not in begun:
+                begun.add(handle.options["sharedName"])
+                nodes += [_renamed(handle, signature), _renamed(assignment, signature)]
+        if graph.first is not None:
+            tensors |= {f"{signature}/{name}": tensor for name, tensor in graph.first.tensors.items()}
+    return [TfLiteGraph(tensors, nodes, {}, {})] if nodes else []
+
+
+def _renamed(node: TfLiteNode, prefix: str) -> TfLiteNode:
+    inputs, outputs = (tuple(f"{prefix}/{name}" for name in names) for names in (node.inputs, node.outputs))
+    return replace(node, inputs=inputs, outputs=outputs)
+
+
+def _subgraph(
+    schema: Any, made: TfLiteGraph, kinds: Sequence[str], buffers: Mapping[bytes, int], first: int
+) -> Any:
     graph, index = schema.SubGraphT(), _index(made)
     graph.name = "main" if made.outputs else "first"
     graph.tensors = [_tensor(schema, name, tensor, buffers, index) for name, tensor in made.stored.items()]
     graph.operators = [_operator(schema, node, kinds.index(node.kind), index) for node in made.nodes]
+    for node, operator in zip(made.nodes, graph.operators, strict=True):
+        if node.kind == "CALL_ONCE":
+            operator.builtinOptions.initSubgraphIndex = first
     graph.inputs = [index[name] for name in made.inputs.values()]
     graph.outputs = [index[name] for name in made.outputs.values()]
     return graph
@@ -284,18 +309,18 @@ def _operator(schema: Any, node: TfLiteNode, code: int, index: Mapping[str | Non
     return made
 
 
-def _signature(schema: Any, graph: TfLiteGraph) -> Any:
+def _signature(schema: Any, name: str, place: int, graph: TfLiteGraph) -> Any:
     index = _index(graph)
 
     def named(tensors: Mapping[str, str]) -> list[Any]:
         entries = []
-        for name, tensor in tensors.items():
+        for title, tensor in tensors.items():
             entry = schema.TensorMapT()
-            entry.name, entry.tensorIndex = name, index[tensor]
+            entry.name, entry.tensorIndex = title, index[tensor]
             entries.append(entry)
         return entries
 
     made = schema.SignatureDefT()
-    made.signatureKey, made.subgraphIndex = SIGNATURE, 0
+    made.signatureKey, made.subgraphIndex = name, place
     made.inputs, made.outputs = named(graph.inputs), named(graph.outputs)
     return made

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from dimorder.contract import Contract
-from dimorder.targets.litert.file import TfLiteSummary, is_sealed, read_contract, read_operators
+from dimorder.targets.litert.file import (
+    TfLiteSummary,
+    is_sealed,
+    read_contracts,
+    read_operators,
+    read_signatures,
+)
 
 # The kernels that may run a file, by the names of ai-edge-litert's resolvers.
 KERNELS: Mapping[str, str] = MappingProxyType(
@@ -74,6 +80,10 @@ class LiteRtProgram:
             self._interpreter.resize_tensor_input(index, list(shape))
         self._interpreter.allocate_tensors()
         self._shapes = list(shapes)
+
+    def runner(self, signature: str) -> Any:
+        """Return LiteRT's function of one of the file's signatures, from arrays by name to arrays by name."""
+        return self._interpreter.get_signature_runner(signature)
 
     def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of these names as the last run left them."""
@@ -146,6 +156,24 @@ def from_file(outputs: Sequence[torch.Tensor], contract: Contract) -> list[torch
     ]
 
 
+class LiteRtSignature:
+    """One signature of a file, as a function like `LiteRtProgram`."""
+
+    def __init__(self, file: LiteRtProgram, name: str, contract: Contract) -> None:
+        self._file, self._name, self._contract = file, name, contract
+
+    def reset(self) -> None:
+        """Begin with the state that the file has, for all of its signatures."""
+        self._file.reset()
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        tensors = zip(self._contract.inputs, as_in_file(inputs, self._contract), strict=True)
+        arrays = {spec.name: tensor.detach().cpu().contiguous().numpy() for spec, tensor in tensors}
+        results = self._file.runner(self._name)(**arrays)
+        outputs = [torch.from_numpy(np.asarray(results[spec.name])) for spec in self._contract.outputs]
+        return from_file(outputs, self._contract)
+
+
 class ReferenceProgram(LiteRtProgram):
     """A file run by LiteRT's reference kernels, whose arithmetic makes the largest float of an infinity."""
 
@@ -165,8 +193,17 @@ def set_threads(count: int) -> None:
 def load(file: Path, kernels: str = DEFAULT_KERNELS) -> tuple[Contract, LiteRtProgram]:
     """Return the contract of a saved file, and the file as a function."""
     data = file.read_bytes()
-    contract = read_contract(data)
+    contract = next(iter(read_contracts(data).values()))
     return contract, LiteRtProgram(data, contract, kernels)
+
+
+def load_signatures(
+    data: bytes, kernels: str = DEFAULT_KERNELS
+) -> dict[str, tuple[Contract, LiteRtSignature]]:
+    """Return each signature of a file: its contract and its function. They share one state."""
+    contracts = read_contracts(data)
+    file = LiteRtProgram(data, next(iter(contracts.values())), kernels)
+    return {name: (contract, LiteRtSignature(file, name, contract)) for name, contract in contracts.items()}
 
 
 def check(path: str, data: bytes) -> TfLiteSummary:
@@ -174,10 +211,10 @@ def check(path: str, data: bytes) -> TfLiteSummary:
 
     Raises `ValueError` for a damaged file. LiteRT may load another tool's.
     """
-    operators = read_operators(data)
+    operators, signatures = read_operators(data), tuple(read_signatures(data))
     is_sealed(data)
     try:
         delegates, beside = LiteRtProgram(data, Contract((), ())).partitions()
     except (RuntimeError, ValueError) as error:  # an operator that LiteRT lacks, or one of Flex
-        return TfLiteSummary(operators, error=next(iter(str(error).splitlines()), ""))
-    return TfLiteSummary(operators, delegates, beside)
+        return TfLiteSummary(operators, signatures, error=next(iter(str(error).splitlines()), ""))
+    return TfLiteSummary(operators, signatures, delegates, beside)

@@ -23,12 +23,12 @@ from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
-from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
+from dimorder.targets.base import Artifact, DynamicSizes, Signatures, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
 from dimorder.targets.litert.emit import WrittenGraph, fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
-from dimorder.targets.litert.flatbuffer import MAX_RANK
+from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
 from dimorder.targets.litert.model import LiteRtModel, is_rounded
 from dimorder.targets.litert.ops import OPERATORS, unfit_input
 from dimorder.targets.litert.recipes import RECIPES
@@ -40,8 +40,10 @@ from dimorder.targets.litert.runtime import (
     ReferenceProgram,
     check,
     load,
+    load_signatures,
     set_threads,
 )
+from dimorder.targets.litert.signatures import join_graphs
 from dimorder.targets.litert.sketch import unfit_sizes
 from dimorder.targets.litert.spatial import PART_TAPS
 from dimorder.targets.program_io import call_place
@@ -54,6 +56,7 @@ class TfLite(Artifact):
     """A sealed `.tflite` with its contract inside, and the kernels that run it here."""
 
     data: bytes
+    graph: TfLiteGraph
     contract: Contract
     kernels: str = DEFAULT_KERNELS
     exact: ExactRun | None = None
@@ -103,13 +106,19 @@ def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: st
     """Emit a `.tflite`. Raises `UnsupportedError` for an operator that LiteRT lacks."""
     written = write(program, contract, table)
     if not is_quantized(program.graph_module):
-        return TfLite(written.data, contract, kernels)
+        return TfLite(written.data, written.graph, contract, kernels)
     if program.range_constraints:
         _require_in_delegate(written, program, contract)
     functional, state = turn_buffers_into_inputs(program), initial_state(program)
     wide = _with_state(contract, state)
     exact = ExactRun(write(functional, wide, table) if state else written, functional, wide, state)
-    return TfLite(written.data, contract, kernels, exact)
+    return TfLite(written.data, written.graph, contract, kernels, exact)
+
+
+def join(artifacts: Mapping[str, TfLite], share_state: bool) -> bytes:
+    """Return one file with a signature for each artifact."""
+    graphs = {name: each.graph for name, each in artifacts.items()}
+    return join_graphs(graphs, [each.contract for each in artifacts.values()], share_state)
 
 
 def _require_in_delegate(written: WrittenGraph, program: ExportedProgram, contract: Contract) -> None:
@@ -198,7 +207,12 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         capabilities,
         counted(min_run=_MIN_RUN),
         recipes=RECIPES,
-        files=TargetFiles(partial(load, kernels=kernels), check, channels_last=()),
+        files=TargetFiles(
+            partial(load, kernels=kernels),
+            check,
+            channels_last=(),
+            signatures=Signatures(join, partial(load_signatures, kernels=kernels)),
+        ),
         runtime=TargetRuntime("LiteRT", set_threads=set_threads, has_state=True),
         dynamic=DynamicSizes(partial(_sized, capabilities), integers=True),
         with_options=partial(target, table),

@@ -21,7 +21,6 @@ from dimorder.targets.graph_writer import broadcast_within, merge_broadcast
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import (
-    CALLS_FIRST,
     CAST_ONLY,
     MAX_RANK,
     TfLiteGraph,
@@ -293,7 +292,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         tensors, nodes = store_in_bytes(tensors, nodes, self._integers)
         if not self._variables:
             return TfLiteGraph(tensors, nodes, self._inputs, self._outputs)
-        nodes = [TfLiteNode("CALL_ONCE", (), (), CALLS_FIRST), *nodes]
+        nodes = [TfLiteNode("CALL_ONCE", (), (), {}), *nodes]
         return TfLiteGraph(tensors, nodes, self._inputs, self._outputs, self._initialization())
 
     def _initialization(self) -> TfLiteGraph:
