@@ -130,7 +130,7 @@ _FLOATS: tuple[tuple[str, tuple[int, ...] | None], ...] = (
     *((name, SQUARE) for name in ("mobilevit_xxs", "densenet121", "edgenext_x_small", "pvt_v2_b0")),
 )
 _HALVES = ("resnet18", "mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "vit_128")
-_HALVES += ("squeezenet1_1", "efficientnet_b0", "mobilenetv4_conv_small", "starnet_s1")
+_HALVES += ("squeezenet1_1", "efficientnet_b0", "ghostnet_100", "starnet_s1")
 _INT8 = (
     *((name, PHOTO, "by_xnnpack") for name in ("resnet18", "mobilenet_v2", "mobilenet_v3_small", "unet")),
     *((name, PHOTO, "by_xnnpack") for name in ("shufflenet_v2_x1_0", "squeezenet1_1")),
