@@ -72,7 +72,7 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
 def _unlike_network(taken: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -> Outcome | None:
     """The normal form has the network's integers, but for a few by a quantum."""
     program = lowered.program
-    wanted = record_quantized(program.exported, taken, program.module)
+    wanted, _ = record_quantized(program.exported, taken, program.module)
     try:
         run = Float64Run(program.module, wanted)
         run.run(*held)

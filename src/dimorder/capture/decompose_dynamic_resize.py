@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import ToFloat
 
 from dimorder.graph.tracing import at_most
@@ -116,7 +117,12 @@ def _infinite(exported: ExportedProgram) -> tuple[set[Node], set[Node]]:
         **signature.inputs_to_buffers,
         **signature.inputs_to_lifted_tensor_constants,
     }
-    state = {**exported.state_dict, **exported.constants}
+    # Tensors of tensors, as of torchao's integers, are finite.
+    state = {
+        name: value
+        for name, value in {**exported.state_dict, **exported.constants}.items()
+        if not is_traceable_wrapper_subclass(value)
+    }
     held = {node: state.get(names.get(node.name, "")) for node in exported.graph.nodes}
     infinite, touched = set[Node](), set[Node]()
     for node in exported.graph.nodes:

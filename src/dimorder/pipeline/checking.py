@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from dimorder.plans.network_plan import NetworkPlan
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.verify import CALLS, Trial, Verified
-from dimorder.verification.verify_integers import QuantizedTrial, trial_of
+from dimorder.verification.verify_integers import QuantizedTrial, trial_of, trial_of_calls
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ class Checks:
                 trial = self._trial_at(point, sizes, contract, repeats=i == 0)
                 yield _LabelledTrial(trial, f", at {format_point(point)}")
             if program.state:
-                calls = [sizes.inputs_at(points[i % len(points)]) for i in range(max(CALLS, len(points)))]
-                trial = Trial(model, self.source.as_called(program), contract, repeats=False, calls=calls)
+                at_points = [check.trial.program for check in self.trials]
+                calls = list(itertools.islice(itertools.cycle(at_points), max(CALLS, len(points))))
+                trial = trial_of_calls(model, self.source.as_called(program), contract, calls)
                 yield _LabelledTrial(trial, ", with other sizes in each call")
             return
         yield _LabelledTrial(trial_of(model, program, contract))

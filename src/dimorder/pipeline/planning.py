@@ -159,8 +159,7 @@ def plan_float_islands(planned: NetworkPlan, physical: PhysicalProgram, target: 
     """Return the plan with the operators of a quantized network that the target computes in float32."""
     if target.fused is None or not is_quantized(physical.program.graph_module):
         return planned
-    fixed = physical.program if physical.specializations is None else physical.specializations[0][0]
-    islands = target.fused(fixed).float_islands
+    islands = target.fused(physical.program, planned.contract).float_islands
     return replace(
         planned,
         float_islands=tuple({Place.of(node): reason for node, reason in islands.items()}.items()),

@@ -21,7 +21,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
-from dimorder.ops.quantization import is_dynamic, is_quantized
+from dimorder.ops.quantization import is_quantized
 from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs
 from dimorder.plans.make_contract import make_contract
@@ -205,16 +205,9 @@ def _sized_targets(
 def _require_plain(program: Captured, target: Target) -> None:
     """Refuse what a program with dynamic sizes cannot have: branches, and some integers."""
     fix = "lower one program for each size"
-    if is_quantized(program.module):
-        if target.dynamic is None or not target.dynamic.integers:
-            found = f"symbolic sizes, which target {target.name} has for networks of floats"
-            raise UnsupportedError("a quantised network", found, f"{fix}, or choose target litert")
-        if is_dynamic(program.module):
-            found = "symbolic sizes, with values that are quantised dynamically"
-            raise UnsupportedError("a quantised network", found, fix)
-        if program.state:
-            found = f"symbolic sizes, with state: buffer {program.state[0].name}"
-            raise UnsupportedError("a quantised network", found, fix)
+    if is_quantized(program.module) and (target.dynamic is None or not target.dynamic.integers):
+        found = f"symbolic sizes, which target {target.name} has for networks of floats"
+        raise UnsupportedError("a quantised network", found, f"{fix}, or choose target xnnpack or litert")
     if has_branches(program.module.graph):
         raise UnsupportedError("torch.cond", "symbolic sizes, with branches that data choose", fix)
 

@@ -212,7 +212,7 @@ class DynamicSizes:
     Attributes:
         capabilities: Returns the capabilities for a captured graph in which the given sizes are dynamic. None
             means that they are the same.
-        integers: Whether a statically quantised network may have them.
+        integers: Whether a quantised network may have them.
     """
 
     capabilities: Callable[[frozenset[int], Graph], Capabilities] | None = None
@@ -252,8 +252,8 @@ class Target:
         dynamic: Its support for ranges of sizes. None means that dynamic sizes are refused.
         quantized: The target that replaces this one for quantised networks. It reads and returns integers.
         with_options: Returns this target with other options, which are keywords with string values.
-        fused: Returns what a physical program computes in integers, by `fuse_quantized`. None means that the
-            target has no float islands to report.
+        fused: Returns what a physical program of a contract computes in integers, by `fuse_quantized`. None
+            means that the target has no float islands to report.
     """
 
     name: str
@@ -268,7 +268,7 @@ class Target:
     dynamic: DynamicSizes | None = None
     quantized: Target | None = None
     with_options: Callable[..., Target] | None = None
-    fused: Callable[[ExportedProgram], FusedProgram] | None = None
+    fused: Callable[[ExportedProgram, Contract], FusedProgram] | None = None
 
     @property
     def suffix(self) -> str:

@@ -54,6 +54,11 @@ class View(Generic[V]):
         moved = [i for i in self.order if self.value.shape[i] != 1]
         return moved == sorted(moved)
 
+    def of(self, elements: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the elements of the dense value as a tensor of the view, which has this shape in a call."""
+        dense = [shape[self.order.index(dim)] for dim in range(len(self.order))]
+        return elements.reshape(dense).permute(self.order)
+
     def permute(self, dims: Sequence[int]) -> View[V]:
         return View(self.value, tuple(self.order[d] for d in dims))
 

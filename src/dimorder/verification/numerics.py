@@ -6,7 +6,8 @@ sums then moves no value across a rounding boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import graph_with_tensors, replace_parts
+from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import EXPORTED, bound
 from dimorder.graph.pairs import real_views
@@ -39,13 +40,14 @@ def record_quantized(
     exported: ExportedProgram,
     inputs: Sequence[Tensor],
     captured: GraphModule,
-    state: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """Return what an exported program quantises, by the names of the captured nodes.
+    state: Mapping[str, Tensor] = MappingProxyType({}),
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what an exported program quantises, by the names of the captured nodes, and its buffers.
 
-    These are its integers, and the results of dynamic quantisation. `state` has the values of buffers.
+    It quantises to integers, and to results of dynamic quantisation. `state` has the values of the buffers
+    that it writes before the call. The result has their values after the call.
     """
-    own = {name: value.clone() for name, value in (state or {}).items()}  # the program may write them
+    own = {name: value.clone() for name, value in state.items()}  # the program writes them
     if own:
         held, constants = (
             {name: own.get(name, value) for name, value in each.items()}
@@ -54,8 +56,11 @@ def record_quantized(
         exported = replace_parts(exported, state_dict=held, constants=constants)
     run = _QuantizedRun(graph_with_tensors(exported))
     run.run(*inputs)
+    if state_of(exported):  # a functional program writes the buffers of its own module
+        own = {name: run.module.get_buffer(name) for name in own}
     origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
-    return {name: run.quantized[origin] for name, origin in origins.items() if origin in run.quantized}
+    found = {name: run.quantized[origin] for name, origin in origins.items() if origin in run.quantized}
+    return found, own
 
 
 class FunctionalProgram:
@@ -95,20 +100,14 @@ class FunctionalProgram:
         >>> program.run((x,)), program.run((x,), Float64Run)
         ([tensor([0.3125])], [tensor([0.3333], dtype=torch.float64)])
         """
-        results = [result for _, call in self.calls(leaves, numerics) for result in call]
-        return real_views([result for result in results if isinstance(result, Tensor)], self.in_pairs)
-
-    def calls(
-        self, leaves: Sequence[Any], numerics: Callable[[GraphModule], GraphRun] = GraphRun
-    ) -> Iterator[tuple[dict[str, Tensor], list[Any]]]:
-        """Yield for each call the written buffers before it, by name, and its results; see `run`."""
-        run, feed = numerics(self.module), iter(leaves)
+        run, feed, results = numerics(self.module), iter(leaves), list[Any]()
         tensors = {name: run.constant(value) for name, value in self.tensors.items()}
         for _ in range(len(leaves) // self.inputs.count(None)):
             inputs = [run.constant(next(feed)) if name is None else tensors[name] for name in self.inputs]
-            before, outputs = {name: tensors[name] for name in self.written}, run.run(*inputs)
+            outputs = run.run(*inputs)
             tensors |= zip(self.written, outputs, strict=False)
-            yield before, [*outputs[len(self.written) :]]
+            results += outputs[len(self.written) :]
+        return real_views([result for result in results if isinstance(result, Tensor)], self.in_pairs)
 
 
 class NoisyRun(GraphRun):

@@ -54,18 +54,38 @@ def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
     return kind(model, program, contract)
 
 
-class QuantizedTrial(Trial):
-    """A quantised network's own integers on random inputs; the constructor does step 1."""
+def trial_of_calls(model: Any, program: Captured, contract: Contract, calls: Sequence[Captured]) -> Trial:
+    """Return the trial of calls of other sizes in a row: `calls` is the captured program of each."""
+    if is_quantized(program.module):
+        return QuantizedTrial(model, program, contract, repeats=False, programs=calls)
+    return Trial(model, program, contract, repeats=False, calls=[each.examples for each in calls])
 
-    def __init__(self, model: Any, program: Captured, contract: Contract, repeats: bool = True) -> None:
-        super().__init__(model, program, contract, repeats=repeats)
-        differences = list[Differences]()
-        calls = zip(self._each_call(self.inputs), self._each_call(self.network_inputs), strict=True)
-        for (inputs, given), before in zip(calls, self._states(), strict=True):
-            wanted = record_quantized(program.exported, given, program.module, before)
-            own = Float64Run(program.module, wanted)
-            own.run(*(before[buffer.name] for buffer in program.state), *inputs)
-            differences += own.differences.values()
+
+class QuantizedTrial(Trial):
+    """A quantised network's own integers on random inputs; the constructor does step 1.
+
+    `programs` is the captured program of each call, if their sizes differ. By default all are `program`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        program: Captured,
+        contract: Contract,
+        repeats: bool = True,
+        programs: Sequence[Captured] = (),
+    ) -> None:
+        super().__init__(
+            model, program, contract, repeats=repeats, calls=[each.examples for each in programs]
+        )
+        self.programs = programs or [program] * self.calls
+        calls = self.programs, self._each_call(self.inputs), self._each_call(self.network_inputs)
+        state, differences = {each.name: each.initial for each in program.state}, list[Differences]()
+        for each, inputs, given in zip(*calls, strict=True):
+            wanted, after = record_quantized(each.exported, given, each.module, state)
+            own = Float64Run(each.module, wanted)
+            own.run(*state.values(), *inputs)
+            differences, state = [*differences, *own.differences.values()], after
         Differences.together(differences).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
@@ -103,12 +123,6 @@ class QuantizedTrial(Trial):
         count = len(inputs) // self.calls
         return [inputs[i * count : (i + 1) * count] for i in range(self.calls)]
 
-    def _states(self) -> list[dict[str, torch.Tensor]]:
-        """Return the network's buffers before each call."""
-        if not self.program.state:
-            return [{}]
-        return [before for before, _ in self._functional.calls(self._leaves(self.network_inputs))]
-
     @cached_property
     def _exact(self) -> list[torch.Tensor]:
         return self._in_float64()
@@ -116,8 +130,10 @@ class QuantizedTrial(Trial):
     def _in_float64(self, seed: int | None = None) -> list[torch.Tensor]:
         """Return the outputs of the captured program, with noise if there is a seed."""
 
+        programs = iter(self.programs)
+
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return Float64Run(self.program.module, seed=seed).tensors(*inputs)
+            return Float64Run(next(programs).module, seed=seed).tensors(*inputs)
 
         carried = CarriedState(run, [buffer.initial for buffer in self.program.state])
         return [output for inputs in self._each_call(self.inputs) for output in carried(inputs)]

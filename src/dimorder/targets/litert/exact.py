@@ -52,12 +52,11 @@ class ExactRun:
         values = self._model.run(feed, rounded, {*graph.outputs.values(), *integers.values()})
         results = from_file([values[name] for name in graph.outputs.values()], self.contract)
         shape_of = shapes_at(self.physical, inputs)
-        found = {}
-        for node, name in integers.items():
-            if name in values:  # else nothing reads it
-                order, shape = self.written.integers[node].order, shape_of(node)
-                dense = [shape[order.index(dim)] for dim in range(len(order))]
-                found[node] = values[name].reshape(dense).permute(order)
+        found = {
+            node: self.written.integers[node].of(values[name], shape_of(node))
+            for node, name in integers.items()
+            if name in values  # else nothing reads it
+        }
         if not is_dynamic(self.physical.graph_module):  # XNNPACK's own scales give other integers
             require_meant(self.physical, inputs, results, found, "LiteRT")
         return results

@@ -23,6 +23,8 @@ from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
+from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.sizes.specialization import specialize
 from dimorder.targets.base import Artifact, DynamicSizes, Signatures, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
 from dimorder.targets.litert.emit import WrittenGraph, fused_program, write
@@ -121,6 +123,11 @@ def join(artifacts: Mapping[str, TfLite], share_state: bool) -> bytes:
     return join_graphs(graphs, [each.contract for each in artifacts.values()], share_state)
 
 
+def _fused(table: Table, program: ExportedProgram, contract: Contract) -> FusedProgram:
+    fixed = specialize(program, contract.symbols).program if program.range_constraints else program
+    return fused_program(fixed, table)
+
+
 def _require_in_delegate(written: WrittenGraph, program: ExportedProgram, contract: Contract) -> None:
     """Refuse integers that dynamic sizes keep out of the delegate: LiteRT's kernels round otherwise."""
     beside = LiteRtProgram(written.data, contract).computed_beside()
@@ -216,7 +223,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         runtime=TargetRuntime("LiteRT", set_threads=set_threads, has_state=True),
         dynamic=DynamicSizes(partial(_sized, capabilities), integers=True),
         with_options=partial(target, table),
-        fused=lambda program: fused_program(program, table),
+        fused=partial(_fused, table),
     )
 
 

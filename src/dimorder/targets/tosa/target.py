@@ -191,7 +191,7 @@ def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
     quantised = replace(
         _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS),
-        fused=lambda program: read_program(program, integers)[1],
+        fused=lambda program, contract: read_program(program, integers)[1],
     )
     made = _target(operators, partial(emit, operators=operators), _OF_FLOATS)
     return replace(made, quantized=quantised, recipes=RECIPES)

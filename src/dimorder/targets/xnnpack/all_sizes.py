@@ -16,14 +16,14 @@ from torch.fx import Node
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.xnnpack.builder import XnnBuilder
-from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnValue, reads_of
+from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, reads_of
 from dimorder.targets.xnnpack.ranks import drop_unit_dims, may_multiply_unit_dims, multiply_unit_dims
 
 _INFERRED = 0  # in place of a size: what the other sizes leave for it, or the whole dimension
 
 
 def derive_sizes(graph: XnnGraph) -> None:
-    """Leave to XNNPACK the sizes of a graph that are dynamic. Afterwards all its numbers are plain.
+    """Leave to XNNPACK the sizes of a graph that are dynamic. Afterwards all numbers of its nodes are plain.
 
     Raises `SizesError` for the first operator that needs more than XNNPACK derives.
     """
@@ -34,8 +34,6 @@ def derive_sizes(graph: XnnGraph) -> None:
         value = graph.values[index]
         if value.constant is not None and not is_fixed(value.shape):
             _repeat(graph, value)
-    for value in graph.values:
-        value.shape = tuple(map(int, value.shape))
 
 
 def _derive(graph: XnnGraph, node: Any) -> None:
@@ -79,16 +77,15 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     row and zeros of one dynamic size. The zeros come from a padded slice of another value.
     """
     assert value.constant is not None
-    data = value.constant.data
-    stored = XnnBytes.of(data if value.half is None else data.to(value.half))
-    row = graph.add(data.shape, value.half, constant=XnnConstant(data, stored))
+    row = graph.add(value.constant.data.shape, value.integer_type or value.half, constant=value.constant)
     if _is_broadcast(graph, value):
         graph.read_instead(value.id, row.id)
         return
     builder, start = XnnBuilder(graph), len(graph.nodes)
     varying = [d for d, size in enumerate(value.shape) if isinstance(size, DynamicSize)]
-    if len(varying) != 1:
-        raise SizesError(_origin(graph, value.id), "a constant of several dynamic sizes")
+    if len(varying) != 1 or value.integer_type is not None:
+        what = "several dynamic sizes" if len(varying) != 1 else "integers and a dynamic size"
+        raise SizesError(_origin(graph, value.id), f"a constant of {what}")
     size = value.shape[varying[0]]
     source = _source_of(graph, value, size)
     if source is None:
@@ -143,6 +140,6 @@ def _source_of(graph: XnnGraph, constant: XnnValue, size: int) -> tuple[XnnValue
     for index, place in earlier:
         value = graph.values[index]
         for d, found in enumerate(value.shape):
-            if found == size and value.integer_type is None:
+            if found == size and value.integer_type is None and value.nonbatch is None:
                 return value, d, place
     return None

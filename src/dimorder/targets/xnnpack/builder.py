@@ -38,7 +38,7 @@ class XnnBuilder(ViewWriter[XnnValue]):
         self.graph = XnnGraph() if graph is None else graph
         self.origin: Node | None = None
         self.in_integers: Annotation | None = None
-        self._weights = XnnWeights(self.graph)
+        self._weights = XnnWeights(self.graph, self._stored)
         self._dynamic: dict[tuple[int, int], int] = {}  # by floats and dimensions that share a scale
         self._constants: dict[tuple[object, ...], XnnValue] = {}
         # by constant and half-precision type: the same in that type
@@ -158,6 +158,8 @@ class XnnBuilder(ViewWriter[XnnValue]):
         annotation, self.in_integers = self.in_integers, None
         assert annotation is not None
         operands, read = self._values(fields, OPERANDS), self._values(fields, WEIGHTS)
+        for value in read.values():
+            self.require_fixed(value.shape, f"the weight of an int8 {kind}")
         if annotation.how is How.KERNEL:
             ids = {name: self._weights.operand(value).id for name, value in operands.items()}
             for name, value in read.items():

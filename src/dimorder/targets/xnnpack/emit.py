@@ -15,29 +15,27 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.program._program import _generate_edge_program
 from executorch.exir.schema import DelegateCall, KernelCall
 from executorch.exir.tracer import _default_decomposition_table
-from torch import Tensor
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.executorch.pte import method_of
 from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
 from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.specialization import specialize
 from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, write_pte
 from dimorder.targets.table import Table
-from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.exact import exact_run
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
-from dimorder.targets.xnnpack.sketch import keep_unfit_sizes_outside
+from dimorder.targets.xnnpack.sketch import partition_for_ranges
 from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
@@ -90,46 +88,34 @@ def emit(
     >>> emitted.delegates, emitted.outside, emitted.transposes
     (1, {}, 0)
     """
+    table, symbols = None, None
     if program.range_constraints and contract is not None:
-        return _emit_for_ranges(program, contract, constant_methods or {}, operators)
-    plan = partition(program, operators)
-    for node in plan.outside():
-        reason = wrong_outside(node)
-        if reason:
-            raise _no_kernel(plan, [node], reason)
-    build = build_outer(plan)
-    module = GraphModule(build.root, build.graph)
-    pte = _file(plan, module, constant_methods or {})
+        plan, table = partition_for_ranges(program, operators, contract)
+        symbols = (*(None for _ in plan.state), *symbols_of(contract))
+    else:
+        plan = partition(program, operators)
+        for node in plan.outside():
+            reason = wrong_outside(node)
+            if reason:
+                raise _no_kernel(plan, [node], reason)
+    build = build_outer(plan, table)
+
+    def file_of(module: GraphModule, plan: Partition, texts: Mapping[str, str]) -> bytes:
+        return _file(plan, module, texts, table, symbols)
+
+    pte = file_of(GraphModule(build.root, build.graph), plan, constant_methods or {})
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
     exactly = None
     if is_quantized(program.graph_module):
 
-        def run_module(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
-            return run(_file(replace(plan, state={}), module, {}), inputs)
+        def load(module: GraphModule) -> Run:
+            return method_of(file_of(module, replace(plan, state={}), {}))
 
         functional = turn_buffers_into_inputs(program)
-        exact = exact_run(functional, build.graph, build.root, build.computed, run_module)
+        exact = exact_run(functional, build.graph, build.root, build.computed, load)
         exactly = CarriedState(exact, [*plan.state.values()])
     return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.kernels))
-
-
-def _emit_for_ranges(
-    program: ExportedProgram, contract: Contract, texts: Mapping[str, str], operators: Table
-) -> Emitted:
-    """Return one file for all sizes.
-
-    Raises `UnsupportedError` for an operator that XNNPACK cannot compute at all of them.
-    """
-    specialization = specialize(program, contract.symbols)
-    plan = partition(specialization.program, operators, specialization.calls)
-    keep_unfit_sizes_outside(plan)
-    build = build_outer(plan, specialization.table)
-    module, symbols = GraphModule(build.root, build.graph), symbols_of(contract)
-    pte = _file(plan, module, texts, specialization.table, (*(None for _ in plan.state), *symbols))
-    delegates, kernels = _calls(pte)
-    _require_kernels(kernels, plan)
-    return Emitted(pte, delegates, kernels, build.transposes)
 
 
 def _file(

@@ -14,11 +14,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
@@ -26,6 +28,7 @@ from torch.nn import Module
 from dimorder.graph.exported import GraphWithTensors
 from dimorder.graph.interpreter import GraphRun
 from dimorder.ops.quantization import is_dynamic
+from dimorder.sizes.specialize_shapes import shapes_at
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
@@ -57,22 +60,28 @@ def exact_run(
     graph: Graph,
     root: Module,
     delegates: Mapping[str, Computed],
-    run_module: Callable[[GraphModule, Sequence[Tensor]], list[Tensor]],
+    load: Callable[[GraphModule], Run],
 ) -> Run:
     """Return a function for the outputs of program `graph` over `root`, with these delegates.
 
-    `run_module` is the runtime. Raises `VerificationError` if the outputs differ from the physical program's.
+    `load` loads a program into the runtime. Raises `VerificationError` if the outputs differ from the
+    physical program's.
     """
     module = GraphWithTensors(graph, dict(root.named_buffers()))
     outputs = len(graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple
+    nodes = {node.name: node for node in physical.graph.nodes}  # delegates are written at fixed sizes
+    rounds = any(each.rounded for each in delegates.values()) or any(map(_is_portable, graph.nodes))
+
+    @cache
+    def with_roundings() -> Run:
+        parts = {name: computed.with_roundings() for name, computed in delegates.items()}
+        everything = {**dict(root.named_buffers()), **parts}
+        return load(GraphModule(everything, _with_roundings(graph, delegates)))
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        more: Sequence[Tensor] = ()
-        if any(computed.rounded for computed in delegates.values()) or any(map(_is_portable, graph.nodes)):
-            parts = {name: computed.with_roundings() for name, computed in delegates.items()}
-            everything = {**dict(root.named_buffers()), **parts}
-            more = run_module(GraphModule(everything, _with_roundings(graph, delegates)), inputs)[outputs:]
-        model = _ModelRun(module, delegates, more)
+        more = with_roundings()(inputs)[outputs:] if rounds else ()
+        shape_of = shapes_at(physical, inputs)
+        model = _ModelRun(module, delegates, more, lambda node: shape_of(nodes[node.name]))
         results = list(model.run(*inputs))
         if not is_dynamic(physical.graph_module):  # XNNPACK's own scales give other integers
             require_meant(physical, inputs, results, model.integers, "XNNPACK")
@@ -84,12 +93,19 @@ def exact_run(
 class _ModelRun(GraphRun):
     """The outer graph with the models of its delegates.
 
-    `more` are the extra outputs of `_with_roundings`, which replace what is computed here.
+    `more` are the extra outputs of `_with_roundings`, which replace what is computed here. `shape_of` tells
+    the shapes of the physical program's values in this call.
     """
 
-    def __init__(self, module: Module, delegates: Mapping[str, Computed], more: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        module: Module,
+        delegates: Mapping[str, Computed],
+        more: Sequence[Tensor],
+        shape_of: Callable[[Node], tuple[int, ...]],
+    ) -> None:
         super().__init__(module)
-        self.delegates, self.more = delegates, iter(more)
+        self.delegates, self.more, self.shape_of = delegates, iter(more), shape_of
         self.integers: dict[Node, Tensor] = {}
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -110,7 +126,7 @@ class _ModelRun(GraphRun):
         values = model.run(inputs, rounded, kept)
         for node, view in computed.integers.items():
             if view.value.id in values:  # else nothing reads it
-                self.integers[node] = values[view.value.id].permute(view.order)
+                self.integers[node] = view.of(values[view.value.id], self.shape_of(node))
         results = [values[index] for index in model.outputs]
         return [y.permute(TO_NCHW) if nhwc else y for y, nhwc in zip(results, gives, strict=True)]
 
@@ -144,4 +160,7 @@ def _is_portable(node: Node) -> bool:
     """Return whether this tensor is the result of a portable kernel."""
     if node.op != "call_function" or any(user.target is operator.getitem for user in node.users):
         return False
-    return node.target is not operator.getitem or node.all_input_nodes[0].op != "call_module"
+    if node.target is operator.getitem:
+        return node.all_input_nodes[0].op != "call_module"
+    computes_a_size = not isinstance(node.target, OpOverload) or node.target is aten.sym_size.int
+    return not computes_a_size

@@ -117,6 +117,10 @@ class XnnValue:
         return _HALVES.get(self.datatype)
 
     @property
+    def is_of_float32(self) -> bool:
+        return not (self.integer_type or self.nonbatch or self.half)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of the value's elements."""
         return (self.half or torch.float32) if self.integer_type is None else self.integer_type.dtype
@@ -173,12 +177,7 @@ class XnnGraph:
     @property
     def is_of_float32(self) -> bool:
         """Whether no value is of integers or in half precision."""
-        return not self.is_quantized and not any(value.half for value in self.values)
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether any value is of integers."""
-        return any(value.integer_type or value.nonbatch for value in self.values)
+        return all(value.is_of_float32 for value in self.values)
 
     def kernels(self) -> list[KernelRun]:
         """Return the kernels that run for the nodes, one after the other."""

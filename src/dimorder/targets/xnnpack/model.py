@@ -67,8 +67,10 @@ class XnnModel:
 
         Raises `VerificationError` if one of these differs from the model's result for the values before it.
         """
-        found = dict(zip(self.rounded, rounded, strict=True))
-        feed = {i: x.reshape(self.values[i].shape) for i, x in zip(self.inputs, inputs, strict=True)}
+        found, feed = (
+            dict(zip(names, tensors, strict=True))
+            for names, tensors in ((self.rounded, rounded), (self.inputs, inputs))
+        )
 
         def compute(node: GraphNode, operands: Sequence[Any]) -> Any:
             index, first = node.output, operands[0]
@@ -97,7 +99,7 @@ class XnnModel:
         roundings.require_near_sum(
             found, wanted, read.steps * weight.flatten(1).abs().amax(1), self.rounded[node.output]
         )
-        return found.reshape(self.values[node.output].shape)
+        return found.reshape(wanted.shape)
 
     def _agreed(self, node: GraphNode, result: Tensor, found: Tensor, read: Tensor) -> Tensor:
         """Return the runtime's result for what was computed in floats, if the model agrees."""
@@ -118,15 +120,14 @@ class XnnModel:
             return _convert(operands[0], types[0], result)
         read = [x.float() if of.half else x for of, x in zip(sources, operands, strict=True)]
         if result is None:
-            return _FLOAT[node.kind](fields, *read).clamp(*bounds).reshape(value.shape)
+            return _FLOAT[node.kind](fields, *read).clamp(*bounds)
         scales = self._scales(node) if node.kind in PACKING else None
         kernel = _Int8Kernel(node.kind, fields, read, types, result, scales)
         low, high = (
             round(min(max(bound / result.scale + result.zero_point, result.low), result.high))
             for bound in bounds
         )
-        quanta = ROUNDINGS.get(node.kind, _table)(kernel)
-        return quanta.clamp(low, high).reshape(value.shape)
+        return ROUNDINGS.get(node.kind, _table)(kernel).clamp(low, high)
 
     def _scales(self, node: GraphNode) -> Tensor:
         """Return the scales of a node's weight."""
@@ -230,6 +231,11 @@ def _bilinear(f: _Fields, x: Tensor) -> Tensor:
     return y
 
 
+def _slice(f: _Fields, x: Tensor) -> Tensor:
+    """Return a box of a value; a size of 0 stands for the whole dimension."""
+    return arithmetic.cut(x, f.offsets, [size or x.shape[d] for d, size in enumerate(f.sizes)])
+
+
 def _product(f: _Fields, a: Tensor, b: Tensor) -> Tensor:
     transposed = bool(f.flags & xnnpack_constants.XNN_FLAG_TRANSPOSE_B)
     return a @ (b.transpose(-1, -2) if transposed else b)
@@ -238,8 +244,7 @@ def _product(f: _Fields, a: Tensor, b: Tensor) -> Tensor:
 # Operators without fields.
 _ELEMENTWISE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        # a node has its own bounds, and its result a shape
-        **dict.fromkeys(("Clamp", "Copy", "StaticReshape"), lambda x: x),
+        **dict.fromkeys(("Clamp", "Copy"), lambda x: x),  # a node has its own bounds
         "Add": torch.add,
         "Subtract": torch.sub,
         "Multiply": torch.mul,
@@ -264,7 +269,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "ReciprocalSquareRoot": torch.rsqrt,
         "Softmax": lambda x: x.softmax(-1),
         "FullyConnected": functional.linear,
-        "GlobalAvgPooling2d": lambda x: x.mean((1, 2)),
+        "GlobalAvgPooling2d": lambda x: x.mean((1, 2), keepdim=True),
     }
 )
 
@@ -282,7 +287,8 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "MaxPooling2d": _max_pool,
         "AvgPooling2d": _avg_pool,
         "StaticTranspose": lambda f, x: x.permute(f.perm),
-        "StaticSlice": lambda f, x: arithmetic.cut(x, f.offsets, f.sizes),
+        "StaticReshape": lambda f, x: x.reshape([size or -1 for size in f.new_shape]),
+        "StaticSlice": _slice,
         **{f"Concatenate{i}": lambda f, *x: torch.cat(x, f.axis) for i in range(2, 6)},
         "ELU": lambda f, x: functional.elu(x, f.alpha),
         "LeakyReLU": lambda f, x: functional.leaky_relu(x, f.negative_slope),

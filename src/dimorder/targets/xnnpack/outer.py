@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -112,9 +113,7 @@ class OuterBuilder:
         self.count += 1
         if self.sizes is None:
             self.kernels += graph.kernels() if graph.is_of_float32 else []
-            self._attach(name, delegate)
-        else:
-            self._attach_for_all_sizes(name, delegate, self.sizes.table)
+        self._attach(name, delegate)
         call = self.graph.call_module(name, tuple(self.values[node] for node in delegate.reads))
         for position, node in enumerate(delegate.results):
             self.keep(node, self.graph.call_function(operator.getitem, (call, position)))
@@ -128,30 +127,29 @@ class OuterBuilder:
     def _tensors(self, nodes: Sequence[Node]) -> list[Tensor]:
         return [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes]
 
-    def _attach_for_all_sizes(self, name: str, delegate: Delegate, table: SizeTable) -> None:
-        """Put the delegate of that name into a program with dynamic sizes."""
+    def _attach(self, name: str, delegate: Delegate) -> None:
+        """Put the delegate of that name into the program."""
+        model, outputs = model_of(delegate.graph), delegate.graph.outputs
+        more = [index for index in model.rounded if index not in outputs]
+        self.root.add_module(name, self._lowered(name, delegate, []))
+        nhwc = [*map(self.plan.is_nhwc, delegate.reads)], [*map(self.plan.is_nhwc, delegate.results)]
+        rounded = [(outputs + more).index(index) for index in model.rounded]
+        with_roundings = partial(self._lowered, name, delegate, more)
+        self.computed[name] = Computed(model, nhwc, with_roundings, rounded, delegate.integers)
+
+    def _lowered(self, name: str, delegate: Delegate, more: Sequence[int]) -> LoweredBackendModule:
+        """Return a delegate with more values of its graph as further outputs."""
+        graph, added = delegate.graph, [delegate.graph.values[index] for index in more]
+        roundings = (torch.empty([*map(int, value.shape)], dtype=value.dtype) for value in added)
+        gives, blob = [*self._tensors(delegate.results), *roundings], serialize(graph, more)
+        if self.sizes is None:
+            return make_delegate(BACKEND, self._tensors(delegate.reads), gives, *blob)
+        table = self.sizes.table
         reads, results = (
             [self.plan.shapes(node)[0] for node in nodes] for nodes in (delegate.reads, delegate.results)
         )
-        shapes = result_shapes(name, reads, results, table)
-        tensors = self.plan.tensors(delegate.reads, table), self._tensors(delegate.results)
-        blob = serialize(delegate.graph)
-        self.root.add_module(name, make_delegate(BACKEND, *tensors, *blob, shapes=shapes))
-
-    def _attach(self, name: str, delegate: Delegate) -> None:
-        """Put the delegate of that name into the program."""
-        reads, results, graph = self._tensors(delegate.reads), self._tensors(delegate.results), delegate.graph
-        self.root.add_module(name, make_delegate(BACKEND, reads, results, *serialize(graph)))
-        model, outputs = model_of(graph), list(graph.outputs)
-        more = [index for index in model.rounded if index not in outputs]
-
-        def with_roundings() -> LoweredBackendModule:
-            roundings = [torch.empty(graph.values[i].shape, dtype=graph.values[i].dtype) for i in more]
-            return make_delegate(BACKEND, reads, [*results, *roundings], *serialize(graph, more))
-
-        nhwc = [*map(self.plan.is_nhwc, delegate.reads)], [*map(self.plan.is_nhwc, delegate.results)]
-        rounded = [(outputs + more).index(index) for index in model.rounded]
-        self.computed[name] = Computed(model, nhwc, with_roundings, rounded, delegate.integers)
+        shapes = result_shapes(name, reads, [*results, *(value.shape for value in added)], table)
+        return make_delegate(BACKEND, self.plan.tensors(delegate.reads, table), gives, *blob, shapes=shapes)
 
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:

@@ -42,9 +42,10 @@ def drop_unit_dims(graph: XnnGraph) -> None:
 
 
 def may_multiply_unit_dims(graph: XnnGraph, reshape: Any) -> bool:
-    """Return whether a reshape only adds dimensions of 1, to floats."""
-    more = len(reshape.new_shape) > len(graph.values[reshape.input_id].shape)
-    return more and _changes_unit_dims(graph, reshape) and graph.is_of_float32
+    """Return whether a reshape only adds dimensions of 1, to float32."""
+    value = graph.values[reshape.input_id]
+    more = len(reshape.new_shape) > len(value.shape)
+    return more and _changes_unit_dims(graph, reshape) and value.is_of_float32
 
 
 def multiply_unit_dims(graph: XnnGraph, reshape: Any, one: XnnValue) -> None:

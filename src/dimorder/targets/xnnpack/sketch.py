@@ -7,21 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import Node
 
+from dimorder.contract import Contract
 from dimorder.errors import StageError
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, is_dynamic, is_fixed
 from dimorder.graph.nodes import operator_name, origin_of
 from dimorder.graph.passes import FIX
-from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError
+from dimorder.sizes.specialization import specialize
+from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.table import Table, is_transposed, results, whole
 from dimorder.targets.xnnpack.all_sizes import derive_sizes
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.delegates import build_delegate
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnValue
 from dimorder.targets.xnnpack.kernels import KernelRun
-from dimorder.targets.xnnpack.partition import Partition, divide
+from dimorder.targets.xnnpack.partition import Partition, divide, partition
 
 
 class Sketch(XnnBuilder):
@@ -29,7 +34,8 @@ class Sketch(XnnBuilder):
 
     def constant(self, tensor: Tensor) -> XnnValue:
         shape = tuple(tensor.shape) or (1,)
-        return self.graph.add(shape, constant=XnnConstant(tensor, self._stored(tensor)))
+        constant = XnnConstant(tensor, self._stored(tensor), integers_of(tensor))
+        return self.graph.add(shape, constant=constant)
 
     def _stored(self, data: Tensor) -> XnnBytes:
         return XnnBytes("", b"")
@@ -69,7 +75,7 @@ def unfit_sizes(
     A view is never refused here, since it may run outside. Neither is a constant of a dynamic size that
     another value of the delegate may have. The values of a delegate are known when the program is divided.
     """
-    if operators.is_relabel(call):
+    if operators.is_relabel(call) or call.target in (QUANTIZE, DEQUANTIZE):
         return None
     sketch = Sketch()
     sketch.origin = call
@@ -101,7 +107,20 @@ def unfit_sizes(
     return None
 
 
-def keep_unfit_sizes_outside(plan: Partition) -> None:
+def partition_for_ranges(
+    program: ExportedProgram, operators: Table, contract: Contract
+) -> tuple[Partition, SizeTable]:
+    """Divide a program with dynamic sizes, and return its sizes. `contract` names them.
+
+    Raises `UnsupportedError` for an operator that XNNPACK cannot compute at all of them.
+    """
+    specialization = specialize(program, contract.symbols)
+    plan = partition(specialization.program, operators, specialization.calls)
+    _keep_unfit_sizes_outside(plan)
+    return plan, specialization.table
+
+
+def _keep_unfit_sizes_outside(plan: Partition) -> None:
     """Divide a program with dynamic sizes again until XNNPACK derives all sizes in its delegates.
 
     Operators that XNNPACK cannot compute at all sizes run outside, as planned. So do views, if no reader of
@@ -155,9 +174,10 @@ def _node_of_unfit_sizes(plan: Partition) -> Node | None:
     views = (node for node in computed if plan.operators.is_relabel(node))
     if not readers and all(_dynamic_sizes(node, plan) < 2 for node in views):
         return None
+    fused = plan.fused()
     for _, group in plan.delegates():
         try:
-            derive_sizes(build_delegate(plan, group, FusedProgram(), Sketch()).graph)
+            derive_sizes(build_delegate(plan, group, fused, Sketch()).graph)
         except SizesError as error:
             if error.node not in readers and not plan.operators.is_relabel(error.node):
                 raise

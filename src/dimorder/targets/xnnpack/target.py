@@ -24,6 +24,7 @@ from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
+from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import INFO
@@ -157,6 +158,14 @@ def _at_all_sizes(
     return unfit_sizes(call, operators, constants, numbers)
 
 
+def _fused(operators: Table, program: ExportedProgram, contract: Contract) -> FusedProgram:
+    if not program.range_constraints:
+        return partition(program, operators).fused()
+    with installed("target xnnpack", INFO.install):
+        from dimorder.targets.xnnpack.sketch import partition_for_ranges
+    return partition_for_ranges(program, operators, contract)[0].fused()
+
+
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
     """Return whether XNNPACK can join the phases of a transposed convolution.
 
@@ -197,9 +206,9 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         recipes=RECIPES,
         files=TargetFiles(pte.load, check, channels_last=FLOATS),
         runtime=TargetRuntime("ExecuTorch", set_threads=pte.set_threads, has_state=True),
-        dynamic=DynamicSizes(partial(_sized, capabilities)),
+        dynamic=DynamicSizes(partial(_sized, capabilities), integers=True),
         with_options=partial(target, operators),
-        fused=lambda program: partition(program, operators).fused(),
+        fused=partial(_fused, operators),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnS
 
 
 class XnnWeights:
-    """The integers of constants that were added to a graph, each once."""
+    """The integers of constants that were added to a graph, each once; `stored` returns their bytes."""
 
-    def __init__(self, graph: XnnGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: XnnGraph, stored: Callable[[torch.Tensor], XnnBytes]) -> None:
+        self.graph, self.stored = graph, stored
         self.known: dict[tuple[int, Any], int] = {}  # by constant of floats, and type of its integers
 
     def in_8_bits(self, index: int, outputs: int) -> int:
@@ -27,7 +28,7 @@ class XnnWeights:
         if (index, kind) not in self.known:
             scales = integers.along(outputs)
             assert scales is not None
-            stored = XnnScales(scales, XnnBytes.of(scales), scales.numel(), outputs)
+            stored = XnnScales(scales, self.stored(scales), scales.numel(), outputs)
             self._add(index, kind, integers.values, stored)
         return self.known[index, kind]
 
@@ -46,7 +47,7 @@ class XnnWeights:
             if group is not None:
                 rows = rows.to(torch.bfloat16)
                 scales = rows.float().repeat_interleave(size, 1)
-            stored = XnnScales(scales, XnnBytes.of(rows), rows.numel(), group=group)
+            stored = XnnScales(scales, self.stored(rows), rows.numel(), group=group)
             self._add(index, kind, _in_pairs(integers.values), stored)
         return self.known[index, kind]
 
@@ -58,8 +59,8 @@ class XnnWeights:
         if (value.id, "operand") not in self.known:
             integers = operand_integers(value.constant.data, value.integers)
             assert integers is not None
-            data = integers.values.reshape(value.shape)
-            constant = XnnConstant(data, XnnBytes.of(data))
+            data = integers.values.reshape(value.constant.data.shape)
+            constant = XnnConstant(data, self.stored(data))
             added = self.graph.add(value.shape, type_of(integers), constant=constant)
             self.known[value.id, "operand"] = added.id
         return self.graph.values[self.known[value.id, "operand"]]
@@ -71,7 +72,7 @@ class XnnWeights:
 
     def _add(self, index: int, datatype: Any, stored: torch.Tensor, scales: XnnScales) -> None:
         source = self.graph.values[index]
-        constant = XnnConstant(self._integers(index).values, XnnBytes.of(stored), scales=scales)
+        constant = XnnConstant(self._integers(index).values, self.stored(stored), scales=scales)
         value = self.graph.add(source.shape, constant=constant)
         value.datatype = datatype
         self.known[index, datatype] = value.id
