@@ -23,7 +23,7 @@ import dimorder
 from dimorder.errors import VerificationError
 from dimorder.verification import xnnpack_roundings
 from dimorder.verification.verify import relative_error
-from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
+from tests.targets.quantised import by_torchao, by_xnnpack, by_xnnpack_dynamically
 from tests.targets.test_xnnpack_dynamic import Convolved, by_channel, by_rows, near, seeded
 from tests.zoo import perturb, stateful
 
@@ -148,12 +148,12 @@ def require_decodes(
 
 @pytest.mark.parametrize("target", SUFFIX)
 def test_a_stream_in_int8_comes_in_pieces_of_any_length(target: str, tmp_path: Path) -> None:
-    net, rows = perturb(stateful.StreamingConv2d()).eval(), ({2: Dim("T", min=1, max=16)},)
-    exported = torch.export.export(net, (torch.randn(1, 3, 7, 9),), dynamic_shapes=rows)
-    quantised = dimorder.quantize(exported, [torch.randn(1, 3, 7, 9) for _ in range(8)], target=target)
-    lowered = dimorder.lower(quantised, dynamic_shapes=rows, target=target, input_orders="NHWC")
+    x, rows = torch.randn(1, 3, 7, 9), ({2: Dim("T", min=1, max=16)},)
+    network = by_xnnpack(perturb(stateful.StreamingConv2d()).eval(), x, dims=rows)
+    lowered = dimorder.lower(
+        copy.deepcopy(network), (x,), dynamic_shapes=rows, target=target, input_orders="NHWC"
+    )
     program = dimorder.load(lowered.save(tmp_path / f"net{SUFFIX[target]}"))
-    network = copy.deepcopy(quantised.module)
     for count in (16, 1, 5, 2, 11):
         x = torch.randn(1, 3, count, 9)
         with torch.no_grad():

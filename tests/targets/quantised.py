@@ -132,12 +132,12 @@ class Net(nn.Module):
         return self.last(torch.cat([x, y], 1).mean((2, 3)))
 
 
-def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True) -> nn.Module:
-    """By XNNPACKQuantizer."""
+def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True, dims: Any = None) -> nn.Module:
+    """By XNNPACKQuantizer; `dims` are the dynamic sizes that the network itself reads."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as quantizer
 
     config = quantizer.get_symmetric_quantization_config(is_per_channel=is_per_channel)
-    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config))
+    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config), dims)
 
 
 def by_xnnpack_per_tensor(model: nn.Module, *args: Tensor) -> nn.Module:
@@ -171,12 +171,13 @@ def by_arm(model: nn.Module, *args: Tensor) -> nn.Module:
     return _converted(model, args, quantizer)
 
 
-def _converted(model: nn.Module, args: Sequence[Tensor], quantizer: Any) -> nn.Module:
+def _converted(model: nn.Module, args: Sequence[Tensor], quantizer: Any, dims: Any = None) -> nn.Module:
     """Calibrated on two calls."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     with torch.no_grad():
-        exported = torch.export.export(model.eval(), tuple(args)).module(check_guards=False)
+        program = torch.export.export(model.eval(), tuple(args), dynamic_shapes=dims)
+        exported = program.module(check_guards=False)
         prepared = prepare_pt2e(exported, quantizer)
         prepared(*args)
         prepared(*(x.flip(-1) * 1.1 if x.is_floating_point() else x for x in args))
