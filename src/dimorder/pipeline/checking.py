@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.capture.captured import Captured
 from dimorder.capture.force_cond_branches import Choices, branch_choices, force_captured, force_physical
 from dimorder.clock import Progress, report_each
 from dimorder.contract import Contract
@@ -126,12 +127,12 @@ class Checks:
     def _label_trials(self, contract: Contract) -> Iterator[_LabelledTrial]:
         model, sizes, program = self.source.model, self.source.sizes, self.variants[0].program
         if sizes is not None:
-            points = sizes.verification_points
+            points, at_points = sizes.verification_points, list[Captured]()
             for i, point in enumerate(report_each(points, "running the network", self.progress)):
                 trial = self._trial_at(point, sizes, contract, repeats=i == 0)
+                at_points.append(trial.program)
                 yield _LabelledTrial(trial, f", at {format_point(point)}")
             if program.state:
-                at_points = [check.trial.program for check in self.trials]
                 calls = list(itertools.islice(itertools.cycle(at_points), max(CALLS, len(points))))
                 trial = trial_of_calls(model, self.source.as_called(program), contract, calls)
                 yield _LabelledTrial(trial, ", with other sizes in each call")
