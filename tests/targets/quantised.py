@@ -145,12 +145,12 @@ def by_xnnpack_per_tensor(model: nn.Module, *args: Tensor) -> nn.Module:
     return by_xnnpack(model, *args, is_per_channel=False)
 
 
-def by_xnnpack_dynamically(model: nn.Module, *args: Tensor) -> nn.Module:
+def by_xnnpack_dynamically(model: nn.Module, *args: Tensor, dims: Any = None) -> nn.Module:
     """By XNNPACKQuantizer, the scales of activations being found as the network runs."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as quantizer
 
     config = quantizer.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
-    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config))
+    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config), dims)
 
 
 def by_torchao(model: nn.Module, config: Any) -> nn.Module:
