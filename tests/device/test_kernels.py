@@ -16,11 +16,13 @@ pytest.importorskip("tosa_serializer")
 
 import dimorder
 from dimorder.executorch import pte
+from dimorder.verification import xnnpack_roundings
 from tests.device import emulation
 from tests.targets import test_special_values as special
 from tests.targets import xnnpack_runs
 from tests.targets.cases import Net
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X
+from tests.targets.quantised import by_xnnpack_dynamically
 
 ARM = [
     pytest.param(core, marks=[] if core == "cortex-a76" else [pytest.mark.slow]) for core in emulation.CORES
@@ -66,6 +68,24 @@ def assert_same(network: nn.Module, inputs: tuple[Tensor, ...], core: str, folde
     assert done.code == 0, done.error
     for got, own in zip(done.outputs, wanted, strict=True):
         assert torch.equal(got, own), f"{int((got != own).sum())} of {own.numel()} differ"
+
+
+@pytest.mark.parametrize("core", ARM)
+def test_rows_quantised_dynamically_on_arm_are_the_models(core: str, tmp_path: Path) -> None:
+    """Half of the rows are symmetric, whose zero points lie at a half."""
+    if reason := emulation.missing(core):
+        pytest.skip(reason)
+    x = torch.randn(2000, 32, generator=torch.Generator().manual_seed(0))
+    x[::2, 0] = -x[::2].abs().amax(1)
+    x[::2, 1] = -x[::2, 0]
+    net = nn.Linear(32, 32, bias=False).eval()
+    nn.init.eye_(net.weight)
+    lowered = dimorder.lower(by_xnnpack_dynamically(net, x), (x,), target="xnnpack")
+    path = lowered.save(tmp_path / "net.pte")
+    done = emulation.run(path, {lowered.contract.inputs[0].name: x}, lowered.contract, tmp_path, core=core)
+    assert done.code == 0, done.error
+    model = xnnpack_roundings.DynamicIntegers.of(x, 1)
+    xnnpack_roundings.require_near_sum(done.outputs[0].double(), model.values, model.unsure, "linear")
 
 
 @pytest.mark.parametrize("core", ARM)

@@ -32,6 +32,7 @@ from torchao.quantization.granularity import PerAxis, PerGroup
 
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.dialect import OPS, dynamic_type
+from dimorder.verification import xnnpack_roundings
 from tests.targets.quantised import by_torchao, by_xnnpack_dynamically, round_all_rows_alike
 
 SUM = 2e-6  # relative to the largest result: what float32 rounds
@@ -94,6 +95,22 @@ def test_a_linear_layer_rounds_each_row(shape: tuple[int, ...], bias: bool, data
     added = net.bias.detach().double() if bias else None
     assert near(got, F.linear(by_rows(x, 1).double(), weight.double(), added).float())
     assert within_a_step(got, quantised(x), x, weight, F.linear)
+
+
+def test_symmetric_rows_have_the_models_zero_points() -> None:
+    """Their zero point lies at a half, so that the last bit of the scale decides it."""
+    x = r(4096, 1).abs() * torch.tensor([1.0, -1.0, 0.3])
+    net = nn.Linear(3, 3, bias=False).eval()
+    nn.init.eye_(net.weight)
+    got = lowered(by_xnnpack_dynamically(net, x), x).run(x).double()
+    wanted = xnnpack_roundings.DynamicIntegers.of(x, 1).values
+    assert wanted[:, 0].div(x[:, 0]).unique().numel() > 1, "only one zero point"
+    assert ((got - wanted).abs() <= SUM * wanted.abs()).all()
+
+
+def test_a_norm_of_two_features_makes_symmetric_rows() -> None:
+    net, x = nn.Sequential(nn.LayerNorm(2), seeded(nn.Linear, 2, 7)).eval(), r(64, 2)
+    assert lowered(by_xnnpack_dynamically(net, x), x).artifact.delegates == 1
 
 
 INT4, INT8 = (

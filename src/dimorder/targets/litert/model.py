@@ -149,7 +149,8 @@ class LiteRtModel:
         read = roundings.DynamicIntegers.of(x, 1)
         wanted = torch.nn.functional.linear(read.values, weight, *(b.double() for b in bias if b is not None))
         wanted = wanted.clamp(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)])
-        roundings.require_near_sum(found, wanted, read.steps * weight.abs().amax(1), node.outputs[0])
+        unsure = torch.nn.functional.linear(read.unsure, weight.abs())
+        roundings.require_near_sum(found, wanted, unsure, node.outputs[0])
 
     def _type(self, name: str) -> IntegerType | None:
         return type_of_tensor(self.graph.tensors[name])

@@ -96,9 +96,8 @@ class XnnModel:
         weight = values.double() * scales
         fields, bounds = _fields_and_bounds(node)
         wanted = _FLOAT[node.kind](fields, read.values, weight, *(b.double() for b in bias)).clamp(*bounds)
-        roundings.require_near_sum(
-            found, wanted, read.steps * weight.flatten(1).abs().amax(1), self.rounded[node.output]
-        )
+        unsure = _FLOAT[node.kind](fields, read.unsure, weight.abs())
+        roundings.require_near_sum(found, wanted, unsure, self.rounded[node.output])
         return found.reshape(wanted.shape)
 
     def _agreed(self, node: GraphNode, result: Tensor, found: Tensor, read: Tensor) -> Tensor:
