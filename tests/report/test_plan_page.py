@@ -12,6 +12,7 @@ from torch import nn
 import dimorder
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.relation import AxedTensor
+from dimorder.plans.order_names import order_name
 from dimorder.report import drawing
 from dimorder.report.operator_rows import family_of
 from dimorder.report.plan_page import build, plan_page
@@ -164,3 +165,36 @@ def test_families_where_a_dimension_is_cut(order, family):
     root.meta["val"] = torch.empty(2, 6, 5, 7)
     tensor = AxedTensor((2, 2, 3, 5, 7), (0, 1, 1, 2, 3), {})
     assert family_of(BufferInfo(0, root, tensor, root.meta["val"]), order) == family
+
+
+@pytest.mark.parametrize(
+    ("order", "of_an_image", "of_any_other"),
+    [
+        ((0, 1, 2, 3, 4), "NCHW (0, 1, 2, 3)", "(0, 1, 2, 3)"),
+        ((0, 3, 4, 1, 2), "NHWC (0, 2, 3, 1)", "(0, 2, 3, 1)"),
+        ((0, 3, 4, 2, 1), "N H W C1 C0, where C = 2·3", "0 2 3 1b 1a, where 1 = 2·3"),
+    ],
+)
+def test_only_the_dims_of_an_image_have_letters(order, of_an_image, of_any_other):
+    root = torch.fx.Graph().placeholder("x")
+    value = torch.empty(2, 6, 5, 7)
+    for spatial, name in (({2, 3}, of_an_image), ({2}, of_any_other), ((), of_any_other)):
+        tensor = AxedTensor((2, 2, 3, 5, 7), (0, 1, 1, 2, 3), {}, frozenset(spatial))
+        assert order_name(BufferInfo(0, root, tensor, value), order) == name
+
+
+class Tokens(nn.Module):
+    """Tokens, which a convolution reads as a signal: only its result has channels in dim 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.transpose(1, 2)).relu()
+
+
+def test_what_a_convolution_moves_along_makes_an_image():
+    buffers = dimorder.plan(Tokens(), (torch.randn(2, 9, 4),)).extracted.buffers
+    names = [order_name(info, range(3)) for info in buffers]
+    assert names == ["(0, 1, 2)", "NCL (0, 1, 2)", "NCL (0, 1, 2)"]

@@ -13,7 +13,7 @@ import torch
 from dimorder.algebra.axis import Factors
 from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import results
-from dimorder.ops.relation import AxedTensor, Dims, Relation
+from dimorder.ops.relation import AxedTensor, Dims, Relation, is_named
 from dimorder.ops.table import opaque, operands, relate
 
 
@@ -63,6 +63,7 @@ class _Solver:
         self.dims: dict[torch.fx.Node, list[int]] = {}
         self.tensors: dict[torch.fx.Node, tuple[list[list[int]], list[list[int]]]] = {}
         self.blocked: dict[torch.fx.Node, list[str]] = {}
+        self.spatial: set[int] = set()  # axes
         found = [node for node, _ in program.carried]
         for node in (*found, *program.inputs):
             self.dims[node] = self._new(node.meta["val"])
@@ -86,6 +87,14 @@ class _Solver:
         for call in sorted(cutting, key=lambda call: (-frequency[cuts[call]], cuts[call])):
             self._cut(call)
             self._identify(call)
+        self.spatial = {
+            axis
+            for call in self.relations
+            for factors, dims in self._sides(call)
+            for label, axes in self._pieces(factors, dims)
+            if is_named((label, -1), "s")
+            for axis in axes
+        }
         reads, writes = {}, {}
         for call, relation in self.relations.items():
             sides = zip(self.tensors[call], (relation.reads, relation.writes), strict=True)
@@ -152,7 +161,8 @@ class _Solver:
     def _axes(self, factors: list[int]) -> AxedTensor:
         leaves = [self.factors.leaves(factor) for factor in factors]
         sizes = tuple(self.factors.size(leaf) for group in leaves for leaf in group)
-        return AxedTensor(sizes, tuple(d for d, group in enumerate(leaves) for _ in group), {})
+        spatial = frozenset(d for d, group in enumerate(leaves) if not self.spatial.isdisjoint(group))
+        return AxedTensor(sizes, tuple(d for d, group in enumerate(leaves) for _ in group), {}, spatial)
 
     def _tensor(self, factors: list[int], dims: Dims) -> AxedTensor:
         tensor, places = self._axes(factors), itertools.count()

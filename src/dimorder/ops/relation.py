@@ -131,12 +131,13 @@ class AxedTensor:
     """One tensor as one operator sees it: the sizes of its axes, and the axes of each label.
 
     `sizes` and `dims` are in logical order, and axes of size 1 do not exist. `dims` says which dimension each
-    axis belongs to.
+    axis belongs to, and `spatial` has the dimensions that a convolution, a pool or a resize moves along.
     """
 
     sizes: tuple[int, ...]
     dims: tuple[int, ...]
     labels: dict[str, tuple[int, ...]]
+    spatial: frozenset[int] = frozenset()
 
 
 def token_axes(tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]:

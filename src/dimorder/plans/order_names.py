@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import string
 from collections.abc import Sequence
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.ops.problem_map import BufferInfo
 
 _LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
+_DIGITS, _SMALL = [str(i) for i in range(64)], string.ascii_lowercase
 
 
 def order_name(info: BufferInfo, order: Sequence[int]) -> str:
     """Return the name of an order of a buffer's axes.
 
-    It is a dim order if dimensions stay whole, else one letter per axis. The axes of a dimension that is cut
-    are numbered from the outermost: `H W C1 C0, where C = 2·58`.
+    It is a dim order if dimensions stay whole, else one letter per axis: `H W C1 C0, where C = 2·58`. The
+    axes of a dimension that is cut are numbered from the outermost. Only images have letters. The order of
+    any other value is numbers: `(1, 0)`, or `1b 1a 0, where 1 = 3·4`.
     """
     shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
     dims = [owner[axis] for axis in order]
@@ -23,15 +26,18 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
     in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
     if in_order and len(runs) == len(set(runs)):
         ones = [d for d, size in enumerate(shape) if size == 1]
-        return describe(DimOrder(*ones, *runs).canonical(shape)) if shape else "scalar"
-    letters = _LETTERS.get(len(shape)) or [f"d{d}_" for d in range(len(shape))]
-    pieces = {d: [axis for axis in range(len(owner)) if owner[axis] == d] for d in sorted(set(dims))}
-    axes = (
-        f"{letters[owner[a]]}{pieces[owner[a]].index(a) if len(pieces[owner[a]]) > 1 else ''}" for a in order
+        whole = DimOrder(*ones, *runs).canonical(shape)
+        return (describe(whole) if _is_image(info) else str(whole.dims)) if shape else "scalar"
+    letters, pieces = (_LETTERS[len(shape)], _DIGITS) if _is_image(info) else (_DIGITS, _SMALL)
+    cut = {d: axes for d in sorted(set(dims)) if len(axes := [a for a, o in enumerate(owner) if o == d]) > 1}
+    names = (
+        letters[d] + (pieces[cut[d].index(a)] if d in cut else "") for a, d in zip(order, dims, strict=True)
     )
-    cuts = (
-        f"{letters[d]} = {'·'.join(str(sizes[axis]) for axis in axes_)}"
-        for d, axes_ in pieces.items()
-        if len(axes_) > 1
-    )
-    return f"{' '.join(axes)}, where {', '.join(cuts)}"
+    cuts = (f"{letters[d]} = {'·'.join(str(sizes[a]) for a in axes)}" for d, axes in cut.items())
+    return f"{' '.join(names)}, where {', '.join(cuts)}"
+
+
+def _is_image(info: BufferInfo) -> bool:
+    """Return whether dims are those of images: a batch, channels, and dims along which kernels move."""
+    moved_along = {d for d, size in enumerate(info.shape) if d > 1 and size != 1}
+    return len(info.shape) in _LETTERS and bool(moved_along) and info.tensor.spatial == moved_along
