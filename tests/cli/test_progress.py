@@ -13,7 +13,7 @@ from dimorder import cli
 from dimorder.cli import console
 from dimorder.cli.console import Console, ProgressLine
 from dimorder.clock import StepPart
-from dimorder.quantization.calibration import calls, count_examples
+from dimorder.quantization.calibration import ExampleFiles, count_examples
 from tests.cli.commands import HERE, INPUT, tiny
 
 pytestmark = pytest.mark.usefixtures("at_root")
@@ -136,8 +136,8 @@ def test_the_examples_in_a_file_are_counted_before(tmp_path):
     np.savez(tmp_path / "some.npz", x=np.zeros((6, 3, 5, 7), np.float32))  # three batches of two
     np.save(tmp_path / "more.npy", np.zeros((1, 2, 3, 5, 7), np.float32))  # one
     exported = torch.export.export(tiny(), (torch.randn(2, 3, 5, 7),))
-    assert count_examples(tmp_path, exported) == 4
-    assert len(list(calls(tmp_path, exported))) == 4
+    files = ExampleFiles.read(tmp_path, exported)
+    assert count_examples(files) == len(list(files)) == 4
 
 
 def test_lower_reports_its_steps_in_their_sequence_and_each_size_of_a_range():

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import dimorder
 from dimorder.errors import DimorderError, UsageError
-from dimorder.quantization.calibration import calls, count_examples
+from dimorder.quantization.calibration import ExampleFiles, calls, count_examples
 from dimorder.reading import Normalization
 
 
@@ -46,7 +46,7 @@ def test_examples_are_tensors_tuples_or_dicts() -> None:
 
 def test_a_loader_over_a_dataset_without_a_length_is_a_calibration() -> None:
     loader = DataLoader(Stream(), batch_size=1)
-    assert count_examples(loader, ONE) is None
+    assert count_examples(loader) is None
     assert len([*calls(loader, ONE)]) == 4
 
 
@@ -55,22 +55,30 @@ def test_an_array_holds_examples_one_after_another(tmp_path: Path) -> None:
     np.save(tmp_path / "four.npy", stacked)
     np.savez(tmp_path / "apart.npz", stacked.reshape(4, 1, 3, 5, 7))
     for file in ("four.npy", "apart.npz"):
-        found = [*calls(tmp_path / file, ONE)]
+        found = [*ExampleFiles.read(tmp_path / file, ONE)]
         assert [tuple(call.args[0].shape) for call in found] == [(1, 3, 5, 7)] * 4
         assert torch.equal(found[2].args[0][0], torch.from_numpy(stacked[2]))
-    assert len([*calls(tmp_path, ONE)]) == 8  # of the folder
+    assert len([*ExampleFiles.read(tmp_path, ONE)]) == 8  # of the folder
+
+
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "four.npy", np.ones((4, 3, 5, 7), np.float32))
+    read, load = [], np.load
+    monkeypatch.setattr(np, "load", lambda file, **options: (read.append(file), load(file, **options))[1])
+    dimorder.quantize(ONE, tmp_path / "four.npy")
+    assert read == [str(tmp_path / "four.npy")]
 
 
 def test_an_archive_has_an_array_for_each_input(tmp_path: Path) -> None:
     images, masks = (np.ones((6, c, 5, 7), np.float32) for c in (3, 1))
     np.savez(tmp_path / "both.npz", mask=masks * 2, image=images)
-    found = [*calls(tmp_path / "both.npz", TWO)]
+    found = [*ExampleFiles.read(tmp_path / "both.npz", TWO)]
     assert [tuple(float(x.mean()) for x in call.args) for call in found] == [(1, 2)] * 3
 
 
 def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
     Image.new("RGB", (20, 30), (255, 0, 51)).save(tmp_path / "red.png")
-    (call,) = calls(tmp_path, ONE, Normalization((0.5,), (0.25,)))
+    (call,) = ExampleFiles.read(tmp_path, ONE, Normalization((0.5,), (0.25,)))
     assert call.args[0].shape == (1, 3, 5, 7)
     assert call.args[0][0, :, 1, 2].tolist() == pytest.approx([2, -2, -1.2])
 
@@ -152,7 +160,8 @@ REFUSED: dict[str, tuple[Any, Callable[[Path], Any], str]] = {
 def test_each_error_says_where_what_and_what_to_do(name: str, tmp_path: Path) -> None:
     exported, make, text = REFUSED[name]
     with pytest.raises(UsageError) as refused:
-        list(calls(make(tmp_path), exported))
+        given = make(tmp_path)
+        list(calls(ExampleFiles.read(given, exported) if isinstance(given, Path) else given, exported))
     told = "\n".join(line.rstrip() for line in str(refused.value).splitlines())
     assert told.replace(str(tmp_path), "FOLDER").replace("input 'x'", "input 'input'") == text
 

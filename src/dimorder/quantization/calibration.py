@@ -37,33 +37,26 @@ def as_call(item: Any) -> CalibrationCall:
     >>> as_call({"x": 3}), as_call((1, 2))
     (CalibrationCall(args=(), kwargs={'x': 3}), CalibrationCall(args=(1, 2), kwargs={}))
     """
+    if isinstance(item, CalibrationCall):
+        return item
     if isinstance(item, Mapping):
         return CalibrationCall((), dict(item))
     return CalibrationCall(tuple(item) if isinstance(item, (tuple, list)) else (item,), {})
 
 
-def calls(
-    calibration: Calibration,
-    exported: ExportedProgram,
-    normalization: Normalization | None = None,
-) -> Iterator[CalibrationCall]:
-    """Yield the calls of a calibration, items as for `as_call` or files, each checked against the inputs."""
-    if isinstance(calibration, (str, os.PathLike)):
-        where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalization)
-    else:
-        where, given = "calibration", map(as_call, calibration)
+def calls(calibration: Iterable[Any], exported: ExportedProgram) -> Iterator[CalibrationCall]:
+    """Yield the calls of a calibration, items as for `as_call`, each checked against the inputs."""
     count = -1
-    for count, call in enumerate(given):
+    for count, item in enumerate(calibration):
+        call = as_call(item)
         _check(call, exported, count)
         yield call
     if count < 0:
-        raise no_example(where)
+        raise no_example("calibration")
 
 
-def count_examples(calibration: Calibration | None, exported: ExportedProgram) -> int | None:
+def count_examples(calibration: object) -> int | None:
     """Return how many calls a calibration has, or None if that is not known before the last one."""
-    if isinstance(calibration, (str, os.PathLike)):
-        return sum(_count_in_file(file, exported) for file in _files(Path(calibration)))
     try:
         return len(calibration) if isinstance(calibration, Sized) else None
     except TypeError:  # a DataLoader over a dataset that has no length
@@ -99,20 +92,44 @@ def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
 # Files
 
 
-def _read(
-    path: Path, exported: ExportedProgram, normalization: Normalization | None
-) -> Iterator[CalibrationCall]:
-    specs = tensor_specs(exported)
-    for file in _files(path):
-        where = f"calibration {file}"
-        if is_array(str(file)):
-            yield from _split_examples(read_arrays(str(file), where), specs, exported, where)
-        elif len(specs) == 1:
-            yield _call([read_image(str(file), specs[0], normalization, where)], exported)
-        else:
-            raise UsageError(
-                where, f"an image, for {len(specs)} inputs", "give .npz files with an array for each input"
-            )
+@dataclass(frozen=True)
+class ExampleFiles:
+    """The examples in a file or in the files of a folder: arrays are in memory, pictures are read in turn."""
+
+    exported: ExportedProgram
+    normalization: Normalization | None
+    examples: Sequence[CalibrationCall | Path]
+
+    @staticmethod
+    def read(
+        path: Path, exported: ExportedProgram, normalization: Normalization | None = None
+    ) -> ExampleFiles:
+        """Read the arrays, and find the pictures."""
+        specs, examples = tensor_specs(exported), list[CalibrationCall | Path]()
+        for file in _files(path):
+            where = f"calibration {file}"
+            if is_array(str(file)):
+                examples += _split_examples(read_arrays(str(file), where), specs, exported, where)
+            elif len(specs) == 1:
+                examples.append(file)
+            else:
+                fix = "give .npz files with an array for each input"
+                raise UsageError(where, f"an image, for {len(specs)} inputs", fix)
+        if not examples:
+            raise no_example(f"calibration {path}")
+        return ExampleFiles(exported, normalization, examples)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __iter__(self) -> Iterator[CalibrationCall]:
+        for example in self.examples:
+            yield self._picture(example) if isinstance(example, Path) else example
+
+    def _picture(self, file: Path) -> CalibrationCall:
+        (spec,) = tensor_specs(self.exported)
+        image = read_image(str(file), spec, self.normalization, f"calibration {file}")
+        return _call([image], self.exported)
 
 
 def _files(path: Path) -> list[Path]:
@@ -121,14 +138,6 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES)
-
-
-def _count_in_file(file: Path, exported: ExportedProgram) -> int:
-    if not is_array(str(file)):
-        return 1
-    where = f"calibration {file}"
-    examples = _split_examples(read_arrays(str(file), where), tensor_specs(exported), exported, where)
-    return sum(1 for _ in examples)
 
 
 def _split_examples(

@@ -24,6 +24,7 @@ from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (
     Calibration,
     CalibrationCall,
+    ExampleFiles,
     as_call,
     calls,
     count_examples,
@@ -151,8 +152,10 @@ def quantize(
         observed = exported.module(check_guards=False)
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
     examples: list[CalibrationCall] = []
-    given = _exported_call(exported) if calibration is None else calls(calibration, exported, normalization)
-    total = count_examples(whole, exported)
+    if isinstance(calibration, (str, os.PathLike)):
+        calibration = whole = ExampleFiles.read(Path(calibration), exported, normalization)
+    given = _exported_call(exported) if calibration is None else calls(calibration, exported)
+    total = count_examples(whole)
     buffers = dict(original.named_buffers())  # observers have buffers of their own
     with torch.no_grad(), unchanged(prepared, buffers):
         for done, call in enumerate(given):
