@@ -46,7 +46,10 @@ def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):
 @pytest.mark.parametrize(
     ("spec", "fix"),
     [
-        ("no_such_library:net", "pip install no_such_library, or run dimorder in the folder that holds"),
+        (
+            "no_such_library:net",
+            "pip install no_such_library torch==2.13.0, or run dimorder in the folder that holds",
+        ),
         ("tests.no_such_module:net", "install it, or run dimorder in the folder that holds tests"),
     ],
 )

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -254,7 +255,7 @@ def _import(spec: str, name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failed(spec, f"importing {name}", error) from error
         package = error.name.split(".")[0]
-        how = f"pip install {package}" if error.name in _LIBRARIES else "install it"
+        how = f"pip install {package} {_torch_pin()}" if error.name in _LIBRARIES else "install it"
         raise UsageError(
             f"MODEL {spec}",
             f"no module named {error.name!r}",
@@ -264,6 +265,11 @@ def _import(spec: str, name: str) -> Any:
         if _lacks_torchvision_operators(error):
             raise
         raise _failed(spec, f"importing {name}", error) from error
+
+
+def _torch_pin() -> str:
+    """Return the installed torch as pip takes it: with this, pip finds a library's version for this torch."""
+    return f"torch=={metadata.version('torch').partition('+')[0]}"
 
 
 def _attribute(spec: str, module: Any, path: str) -> Any:
