@@ -207,7 +207,7 @@ def test_damaged_programs_are_refused(run: Run, files: Path, tmp_path: Path) -> 
         ("one.pte --guess", 2, "the unknown option --guess"),
         ("one.pte --input", 2, "no value for --input"),
         ("one.pte --exact=yes", 2, "a value for --exact"),
-        ("one.pte", 2, "0 for 1 inputs"),
+        ("one.pte", 2, "0 for 1 inputs\n  fix: give --input FILE (a picture or .npy) for each of x"),
         ("one.pte --input x.npy --input x.npy", 2, "2 for 1 inputs"),
         ("one.pte --input y=x.npy", 2, "'y' is no input"),
         ("two.pte --input sound=x.npy --input sound=x.npy", 2, "'sound' twice"),

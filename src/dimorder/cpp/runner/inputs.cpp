@@ -183,8 +183,9 @@ Failure assign_files(
   size_t left = 0;
   for (const std::string& file : *files) left += file.empty() ? 1 : 0;
   if (unnamed.size() != left && (is_complete || !unnamed.empty())) {
+    const std::string file = is_complete ? " FILE (a picture or .npy)" : " FILE (a .npy)";
     return {option, std::to_string(texts.size()) + " for " + std::to_string(names.size()) + " " + kind + "s",
-            names.empty() ? "leave " + option + " out" : "give " + option + " FILE for each of " + joined(names)};
+            names.empty() ? "leave " + option + " out" : "give " + option + file + " for each of " + joined(names)};
   }
   size_t next = 0;
   for (std::string& file : *files) {
