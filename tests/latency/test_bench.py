@@ -14,7 +14,7 @@ from torch import nn
 import dimorder
 from dimorder.cli import main
 from dimorder.cpu import family
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.latency import bench, limit, profile, runtimes
 from dimorder.targets.xnnpack import passes
 from dimorder.targets.xnnpack.emit import emit
@@ -101,6 +101,19 @@ def test_a_runtime_that_is_not_installed_says_what_installs_it(monkeypatch):
     monkeypatch.setattr("dimorder.latency.bench.PEERS", {"openvino": lacking})
     with pytest.raises(UnsupportedError, match=r"no_such_package\n  fix: pip install 'dimorder\[peers\]'"):
         bench.measure(*network(), against=("openvino",))
+
+
+def test_a_target_that_is_not_installed_says_what_installs_it(monkeypatch):
+    def lower(given, path):
+        with installed("target xnnpack", "pip install it"):
+            import no_such_module  # noqa: F401
+
+    lacking = replace(runtimes.ours("torch"), write=lower)
+    monkeypatch.setattr(bench, "ours", lambda target: lacking)
+    with pytest.raises(
+        UnsupportedError, match=r"^target xnnpack\n.*no_such_module.*\n  fix: pip install it$"
+    ):
+        bench.measure(*network(), targets=("torch",), against=())
 
 
 def test_the_command_writes_json_and_prints_a_table(tmp_path, capfd):

@@ -90,9 +90,11 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.chart and Path(options.chart).suffix != ".png":
         raise UsageError(f"--chart {options.chart}", "no .png", "name it so")
     progress("loading torch")
-    from dimorder.latency.bench import measure, png
+    from dimorder.latency.bench import measure, png, require_charts
     from dimorder.report.bench_page import bench_page
 
+    if options.chart:
+        require_charts()  # before the measurement, which may take minutes
     progress(f"loading {options.model}")
     model = models.runnable(models.load_model(options.model, dict(options.arg)))
     args, kwargs = models.example_inputs(model, options.input)

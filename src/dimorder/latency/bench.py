@@ -271,6 +271,8 @@ def _prepare_all(
                     row["peak_bytes"] = peak_bytes(each.name, path, inputs, given.threads)
             calls[each.name] = call
         except Exception as error:  # any error of a runtime goes into its row
+            if isinstance(error, UnsupportedError) and isinstance(error.__cause__, ImportError):
+                raise  # a package of a target is missing: this error says what installs it
             said = str(error).replace(f"{_PACKAGES}/", "")
             row["error"] = f"{type(error).__name__}: {' '.join(said.split())[:300]}"
     return rows, calls
@@ -286,10 +288,16 @@ def _time(make: Callable[[], T]) -> tuple[T, float]:
     return make(), time.perf_counter() - start
 
 
-def png(bench: Bench) -> bytes:
-    """Return the medians as a bar chart; raises `UnsupportedError` if matplotlib is not installed."""
+def require_charts() -> None:
+    """Raise `UnsupportedError` if matplotlib is not installed."""
     with installed("a chart", "pip install 'dimorder[peers]'"):
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
+
+
+def png(bench: Bench) -> bytes:
+    """Return the medians as a bar chart; `require_charts` says whether that is possible here."""
+    from matplotlib.figure import Figure
+
     timed = sorted((row for row in bench.rows if row.ms), key=lambda row: -(row.median or 0.0))
     figure = Figure(figsize=(8, 0.8 + 0.45 * len(timed)), layout="constrained")
     axes = figure.subplots()
