@@ -96,7 +96,7 @@ def _graph_for_ranges(
 ) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
     """Return one graph for all sizes, from those at a few points, and the integers of its quantize nodes."""
     programs = specialize_each(program, contract.symbols)
-    pairs = zip(programs, _varying(programs), strict=True)
+    pairs = zip(programs, _dynamic_sizes(programs), strict=True)
     written = [_graph(each, contract, operators, sizes) for each, sizes in pairs]
     nodes = {node.name: node for node in program.graph.nodes}
     try:
@@ -108,19 +108,17 @@ def _graph_for_ranges(
     return merged, {nodes[node.name]: view for node, view in written[0][1].items()}
 
 
-def _varying(programs: Sequence[ExportedProgram]) -> list[set[int]]:
-    """Return for each program at a point the values there of the sizes that are others elsewhere."""
-    shapes = [
-        [
-            size
-            for node in each.graph.nodes
-            for value in tensors_in(node.meta.get("val"))
-            for size in value.shape
-        ]
-        for each in programs
-    ]
-    columns = [sizes for sizes in zip(*shapes, strict=True) if len(set(sizes)) > 1]
-    return [{sizes[place] for sizes in columns} for place in range(len(programs))]
+def _dynamic_sizes(programs: Sequence[ExportedProgram]) -> list[set[int]]:
+    """Return for each program, of one point, those of its sizes that are others at another point."""
+    at_points = zip(*map(_sizes, programs), strict=True)
+    dynamic = [sizes for sizes in at_points if len(set(sizes)) > 1]
+    return [{sizes[point] for sizes in dynamic} for point in range(len(programs))]
+
+
+def _sizes(program: ExportedProgram) -> list[int]:
+    """Return the sizes of all values, in the sequence of the program."""
+    values = (value for node in program.graph.nodes for value in tensors_in(node.meta.get("val")))
+    return [int(size) for value in values for size in value.shape]
 
 
 def _graph(

@@ -48,8 +48,8 @@ def unfit_sizes(
     try:
         merge_graphs(
             [
-                _graph(operators, call, constants, numbers, place, {size.values[place] for size in dynamic})
-                for place in range(count)
+                _graph(operators, call, constants, numbers, point, {size.values[point] for size in dynamic})
+                for point in range(count)
             ],
             any_size=True,
         )
@@ -63,19 +63,19 @@ def _graph(
     call: Node,
     constants: Collection[Node],
     numbers: Mapping[Node, DynamicCall],
-    place: int,
+    point: int,
     varying: Collection[int],
 ) -> TfLiteGraph:
-    """Return the graph of one call at a point, where the dynamic sizes have the values `varying`."""
+    """Return the graph of one call at a point, given by its index; `varying` are the dynamic sizes there."""
     sketch = TfLiteSketch(varying)
     operands: dict[Node, View[LiteRtValue] | torch.Tensor] = {}
     for node in call.all_input_nodes:
-        ((shape, *_), (value, *_)) = numbers[node].at(place).shapes, results(node)
+        ((shape, *_), (value, *_)) = numbers[node].at(point).shapes, results(node)
         if node in constants:
             operands[node] = torch.zeros((), dtype=value.dtype).expand(shape)
         else:
             operands[node] = whole(sketch.input(node.name, shape, value.dtype))
-    made = operators.build(sketch, call, operands.__getitem__, numbers[call].at(place))
+    made = operators.build(sketch, call, operands.__getitem__, numbers[call].at(point))
     for i, view in enumerate(made if isinstance(made, list) else [made]):
         sketch.output(f"output {i}", view.value)
     return sketch.finish()

@@ -200,7 +200,7 @@ def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     padded with 0.
     """
     x = w.dense(a.x)
-    padding = _pool_padding(w, x.shape, a)
+    padding = _pool_padding(w, a)
     if _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
         pass
     elif x.of is not None and x.of.zero_point == x.of.low:
@@ -221,7 +221,7 @@ def _check_max_pool(a: Arguments) -> str | None:
 def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a mean over windows of the padded input; other divisors are factors."""
     x = w.dense(a.x)
-    padding = _pool_padding(w, x.shape, a)
+    padding = _pool_padding(w, a)
     y = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
     if w.in_integers is not None:
         return _integer_mean(w, y, a)
@@ -268,11 +268,12 @@ def pool_factors(a: Arguments, shape: Sequence[int], padding: Sequence[int]) -> 
     return None if torch.equal(factors, torch.ones_like(factors)) else factors
 
 
-def _pool_padding(w: LiteRtWriter, shape: Sequence[int], a: Arguments) -> tuple[int, ...]:
+def _pool_padding(w: LiteRtWriter, a: Arguments) -> tuple[int, ...]:
     """Return the padding before and after each dimension, the same one for all values of a dynamic size."""
-    found = pool_padding(shape, a)
-    is_dynamic = not a.ceil_mode and not set(shape[1:3]).isdisjoint(w.varying)
-    return tuple(a.padding[d // 2] for d in range(len(found))) if is_dynamic else found
+    if a.ceil_mode or set(a.x.shape[1:3]).isdisjoint(w.varying):
+        return pool_padding(a.x.shape, a)
+    down, across = a.padding
+    return down, down, across, across
 
 
 def pool_padding(shape: Sequence[int], a: Arguments) -> tuple[int, ...]:
