@@ -19,6 +19,7 @@ from dimorder.pipeline.planning import (
     annotate_variants,
     capture_cheapest,
     extract_problems,
+    has_integers,
     plan_float_islands,
     solve_layout,
     write_physical,
@@ -80,7 +81,11 @@ def plan(
     costs = layout_costs(variants[0].target, request.objective)
     annotated = clock.step("annotate", annotate_variants, variants)
     problems = clock.step("extract", extract_problems, annotated, variants, costs)
-    return clock.step("solve", solve_layout, problems, variants, costs, source, request, progress)
+    planned = clock.step("solve", solve_layout, problems, variants, costs, source, request, progress)
+    if not has_integers(variants):
+        return planned
+    physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
+    return plan_float_islands(planned, physical, variants)
 
 
 def lower(
@@ -160,7 +165,7 @@ def lower(
         if key in lowered:  # another contender has the same plan
             continue
         physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
-        planned = plan_float_islands(planned, physical, chosen)
+        planned = plan_float_islands(planned, physical, variants)
         error = clock.step("verify", checks.compare_program, physical, planned)
         with installed(f"target {chosen.name}", chosen.install):
             artifact = clock.step("emit", emit_artifact, physical, planned, chosen)

@@ -276,9 +276,6 @@ class Lowered:
             "constant_bytes_added": self.constant_bytes_added,
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
-            "float_islands": [
-                {**asdict(place), "reason": reason} for place, reason in self.plan.float_islands
-            ],
             "npu": None if self.artifact.npu is None else self.artifact.npu.to_dict(),
             "verify": asdict(self.verified),
             "wasted_levels": [each.to_dict() for each in self.wasted],

@@ -374,16 +374,15 @@ REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_form_in_integers_is_refused_with_its_place(name: str) -> None:
     module, inputs, told = REFUSED[name]
-    with pytest.raises(dimorder.DimorderError) as raised:
-        dimorder.lower(module, inputs, target="tosa")
-    where, found, fix = str(raised.value).splitlines()
     operator, reason = told.split(", ")
-    assert where.startswith(f"{operator} (quantised.py:")
-    assert found == f"  found: {reason}"
-    assert (
-        fix
-        == "  fix: quantise its operands and its result, replace it in the module, or choose another target"
-    )
+    for refuse in (dimorder.plan, dimorder.lower):
+        with pytest.raises(dimorder.DimorderError) as raised:
+            refuse(module, inputs, target="tosa")
+        where, found, fix = str(raised.value).splitlines()
+        assert where.startswith(f"{operator} (quantised.py:")
+        assert found == f"  found: {reason}"
+        told_fix = "quantise its operands and its result, replace it in the module, or choose another target"
+        assert fix == f"  fix: {told_fix}"
 
 
 def test_a_refusal_comes_before_anything_is_emitted() -> None:

@@ -285,6 +285,7 @@ def test_the_rest_is_a_float_island(name: str, datatypes: Counter[str]) -> None:
     net, x, reason = ISLANDS[name]
     made = lowered(net, x)
     assert [told for _, told in made.plan.float_islands] == [reason]
+    assert dimorder.plan(net, (x,), target="xnnpack").float_islands == made.plan.float_islands
     assert datatypes["qdint8"] == 0 and reason in str(made.plan)
 
 

@@ -27,7 +27,6 @@ from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.symbolic_program import Point, format_point
-from dimorder.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,23 @@ def write_physical(
     return PhysicalProgram(merge_programs(programs, table), (programs, table))
 
 
-def plan_float_islands(planned: NetworkPlan, physical: PhysicalProgram, target: Target) -> NetworkPlan:
-    """Return the plan with the operators of a quantized network that the target computes in float32."""
-    if target.fused is None or not is_quantized(physical.program.graph_module):
+def has_integers(variants: Sequence[Variant]) -> bool:
+    """Return whether the target computes the network, or a part of it, in integers."""
+    return variants[0].target.fused is not None and is_quantized(variants[0].program.module)
+
+
+def plan_float_islands(
+    planned: NetworkPlan, physical: PhysicalProgram, variants: Sequence[Variant]
+) -> NetworkPlan:
+    """Return the plan with the operators of a quantized network that the target computes in float32.
+
+    Raises:
+        UnsupportedError: for the first of these operators, if the target computes nothing in float32.
+    """
+    fused = variants[0].target.fused
+    if fused is None or not has_integers(variants):
         return planned
-    islands = target.fused(physical.program, planned.contract).float_islands
+    islands = fused(physical.program, planned.contract).float_islands
     return replace(
         planned,
         float_islands=tuple({Place.of(node): reason for node, reason in islands.items()}.items()),

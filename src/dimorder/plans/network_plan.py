@@ -260,6 +260,7 @@ class NetworkPlan:
             "solver": certificate.solver,
             "opaque": [{**asdict(place), "reason": reason} for place, reason in self.opaque],
             "outside_calls": [{**asdict(place), "reason": reason} for place, reason in self.outside],
+            "float_islands": [{**asdict(place), "reason": reason} for place, reason in self.float_islands],
             "blocks": [asdict(place) for place in self.blocks],
             "ranges": None if self.ranges is None else self.ranges.to_dict(),
         }
