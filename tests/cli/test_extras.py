@@ -142,6 +142,7 @@ WITHOUT_EXTRAS: list[tuple[str | list[str], str]] = [
     (["export-runner", "lowered.pte", "-o", "project"], "executorch"),
     (["ops", "--runtime", "executorch", "--regenerate"], "executorch"),
     (["bench", "ops"], "executorch"),
+    (["bench", "torch.nn:ReLU", "--input", "2x3x5x7", "--against", "eager"], "executorch"),
     ([*BENCH, "--against", "executorch"], "executorch"),
     ([*BENCH, "--against", "onnxruntime"], "onnxruntime"),
     ([*BENCH, "--against", "openvino"], "openvino"),

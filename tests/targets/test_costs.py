@@ -9,7 +9,7 @@ from torch import nn
 
 import dimorder
 from dimorder.layout.capabilities import Capabilities
-from dimorder.layout.costs import Costs
+from dimorder.layout.costs import Costs, counted
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
 from dimorder.ops.relation import AxisOrder
 from dimorder.ops.table import IMPLEMENTATIONS
@@ -93,3 +93,20 @@ def test_an_objective_that_a_target_has_not_is_refused_with_those_it_has() -> No
         assert "bytes, count" in str(error)
     else:
         raise AssertionError("it was taken")
+
+
+def test_recurrent_networks_are_converted_for_the_price_of_short_runs_alone() -> None:
+    """An LSTM of 4 channels is cut by gate in runs of 4 elements, and joined over time in such runs."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lstm(x)[0]
+
+    net, x, tosa = Recurrent().eval(), torch.randn(2, 4, 8), find("tosa")
+    unpriced = replace(tosa, costs=counted())
+    counts = [len(dimorder.plan(net, (x,), target=target).conversions) for target in (unpriced, tosa)]
+    assert counts == [0, 2]
