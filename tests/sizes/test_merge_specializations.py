@@ -9,10 +9,17 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import VerificationError
-from tests.sizes.symbols import BATCH, refusal
+from dimorder.sizes.export_symbolic import export_symbolic
+from tests.sizes.symbols import BATCH, errors, refusal
 
 
 def test_an_even_size_is_tried_where_all_others_are_odd() -> None:
+    symbolic = export_symbolic(nn.ReLU(), (torch.randn(2, 9),), None, ({1: Dim("L", min=3, max=41)},))
+    assert symbolic is not None
+    assert [point["L"] for point in symbolic.verification_points] == [3, 41, 11, 10]
+
+
+def test_a_remainder_of_a_size_is_computed_in_each_call() -> None:
     class Halved(nn.Module):
         """At even sizes another network, which no operator shows."""
 
@@ -20,8 +27,9 @@ def test_an_even_size_is_tried_where_all_others_are_odd() -> None:
             return x + (torch.arange(x.shape[1]) + 1) * (x.shape[1] % 2)
 
     dims = ({1: Dim("L", min=3, max=41)},)
-    with pytest.raises(VerificationError, match="at L = 10"):
-        dimorder.lower(Halved(), (torch.randn(2, 9),), dynamic_shapes=dims)
+    lowered = dimorder.lower(Halved(), (torch.randn(2, 9),), dynamic_shapes=dims)
+    for length in (3, 4, 10, 41):
+        assert max(errors(lowered, Halved(), torch.randn(2, length))) == 0
 
 
 def test_a_size_is_tried_at_which_a_number_is_another_one() -> None:

@@ -5,6 +5,7 @@ A node's `meta` has the keys that are listed below, and keys of other tools. Onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ VALUE = "val"  # the results of a call, as tensors without data; torch.export's 
 SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node is; torch.export's keys
 EXPORTED = "exported"  # the name of the exported program's node that a node was written for
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
+RESIZES = "resizes"  # whether a call changes a size by a number computed from sizes, which may be 0
+UNEVEN = "uneven"  # whether the pieces of a call's dimensions divide each other at some sizes alone
 CUSTOM = "custom"  # what torch.export keeps: by the name of a tool, what that tool notes
 _ORIGIN = "dimorder"  # in CUSTOM: see `origin_of`
 
@@ -50,6 +53,21 @@ def results(node: Node) -> list[torch.Tensor]:
 def tensor_arguments(node: Node) -> list[Node]:
     """Return every node that a call takes, in argument order."""
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
+
+
+def may_resize(node: Node) -> bool:
+    """Return whether a call that leaves its operand as it is may change it at other dynamic sizes."""
+    return RESIZES in node.meta
+
+
+def is_uneven(node: Node) -> bool:
+    """Return whether a call cuts its dimensions into even pieces at some dynamic sizes alone."""
+    return UNEVEN in node.meta
+
+
+def piece_of(node: Node, *sizes: int) -> int:
+    """Return the largest piece that all these sizes of a call consist of, at all dynamic sizes."""
+    return 1 if is_uneven(node) else math.gcd(*sizes)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

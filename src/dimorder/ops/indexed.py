@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, is_uneven, may_resize, piece_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
@@ -35,7 +35,7 @@ def slice_(
     dim = dim % len(shape)
     begin, stop, step = slice(start, end, step).indices(shape[dim])
     kept = range(begin, stop, step)
-    if len(kept) == shape[dim]:
+    if len(kept) == shape[dim] and not may_resize(n.node):
         return x
     if len(kept) <= 1:
         return n.emit(aten.slice.Tensor, x, dim, begin, begin + len(kept), 1)
@@ -99,7 +99,7 @@ def _roll(n: Tracer, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) 
 def pad(
     n: Tracer, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value:
-    if not any(amounts):
+    if not any(amounts) and not may_resize(n.node):
         return x
     if mode != "constant":
         return n.emit(aten.pad.default, x, amounts, mode, value)
@@ -111,9 +111,11 @@ def pad(
         return torch.full(shape, value or 0, dtype=dtype_of(x))  # no element of x is left
     for i, (low, high) in enumerate(pairs):  # portable kernels support no negative padding
         dim = len(shape) - 1 - i
-        x = slice_(n, x, dim, max(-low, 0), shape[dim] + min(high, 0))
+        if min(low, high) < 0:
+            x = slice_(n, x, dim, max(-low, 0), shape[dim] + min(high, 0))
     rest = [max(amount, 0) for amount in amounts]
-    return n.emit(aten.constant_pad_nd.default, x, rest, value or 0.0) if any(rest) else x
+    pads = any(rest) or may_resize(n.node)
+    return n.emit(aten.constant_pad_nd.default, x, rest, value or 0.0) if pads else x
 
 
 def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.0) -> Value:
@@ -126,15 +128,15 @@ def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.
 def _relate_cat(node: torch.fx.Node) -> Relation:
     shapes = [shape_of(operand) for operand in args_of(node)[0]]
     dim = (args_of(node)[1] if len(args_of(node)) > 1 else 0) % len(shapes[0])
-    return relate_cut(shapes, shape_of(node), {dim: math.gcd(*(shape[dim] for shape in shapes))})
+    return relate_cut(shapes, shape_of(node), {dim: piece_of(node, *(shape[dim] for shape in shapes))})
 
 
 def _relate_slice(node: torch.fx.Node) -> Relation:
     dim, start, end, step = args_of(node)[1:5]
     shape, out = shape_of(args_of(node)[0]), shape_of(node)
     if step == 1:
-        return relate_cut([shape], out, {dim: math.gcd(start, end - start, shape[dim])})
-    if shape[dim] % step or start >= step or out[dim] != shape[dim] // step:
+        return relate_cut([shape], out, {dim: piece_of(node, start, end - start, shape[dim])})
+    if piece_of(node, shape[dim], step) != step or start >= step or out[dim] != shape[dim] // step:
         return relate_cut([shape], out, {dim: 1})
     read = list(broadcast_dims(shape, shape))
     read[dim] = ((f"d.{dim}", shape[dim] // step), ("step", step))
@@ -146,9 +148,9 @@ def _relate_pad(node: torch.fx.Node) -> Relation:
     inner = {}
     for i in range(0, len(pads), 2):
         low, high = pads[i : i + 2]
-        if low or high:
+        if low or high or is_uneven(node):
             dim = len(shape) - 1 - i // 2
-            inner[dim] = math.gcd(shape[dim], low, high)
+            inner[dim] = piece_of(node, shape[dim], low, high)
     return relate_cut([shape], shape_of(node), inner)
 
 
@@ -243,7 +245,7 @@ def _lower_pad(c: Call) -> None:
         rest = c.size(c.result, groups[position]) // c.size(c.result, groups[position][:1])
         slot = 2 * (len(groups) - 1 - position)
         amounts[slot : slot + 2] = [pads[i] // inner * rest, pads[i + 1] // inner * rest]
-    while len(amounts) > 2 and amounts[-2:] == [0, 0]:
+    while len(amounts) > 2 and amounts[-2:] == [0, 0] and not is_uneven(c.node):
         amounts = amounts[:-2]
     c.give(c.b.call(c.target, c.take(0, groups), amounts, *args_of(c.node)[2:]), groups)
 

@@ -80,7 +80,7 @@ def _moments(n: Tracer, x: Value, dims: _Reduced, correction: float, keepdim: bo
         variance = n.write(aten.mean.dim, squares, reduced, keepdim)
     else:
         total = n.write(aten.sum.dim_IntList, squares, reduced, keepdim)
-        variance = n.write(aten.div.Tensor, total, float(max(count - correction, 0)))
+        variance = n.write(aten.div.Tensor, total, max(count - correction, 0))
     shape = [size for d, size in enumerate(shape_of(x)) if d not in reduced]
     return variance, mean if keepdim else view(n, mean, shape)
 

@@ -26,7 +26,7 @@ from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs
 from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
-from dimorder.sizes.size_table import record_max_shapes
+from dimorder.sizes.size_notes import record_max_shapes, record_uneven_cuts
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Target
 
@@ -113,7 +113,9 @@ def make_variants(
     varying = None if sizes is None else [sizes.varying(point) for point in points]
     programs, targets = rewrite_linears(captured, fewest, target.capabilities.heads, varying), [target]
     if sizes is not None and varying is not None:
-        record_max_shapes([program.module.graph for program in programs], sizes.table(points))
+        graphs = [program.module.graph for program in programs]
+        record_max_shapes(graphs, sizes.table(points))
+        record_uneven_cuts(graphs)
         targets = _sized_targets(target, varying, programs)
     variants = []
     for point, program, own in zip(points, programs, targets, strict=True):

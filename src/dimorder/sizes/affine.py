@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -137,6 +137,8 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
             return Formula(int(found.factor), (one, other), 0)
     for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
         products = [math.prod(each) for each in zip(*(sizes[place] for place in of), strict=True)]
+        if 0 in products:
+            continue
         parts = {Fraction(value, product) for value, product in zip(values, products, strict=True)}
         if len(parts) == 1:
             (part,) = parts
@@ -166,3 +168,20 @@ def fit_quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formu
         if [formula(each) for each in zip(*sizes, strict=True)] == list(values):
             return formula
     return found
+
+
+def fit_sum(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Callable[[Sequence[Any]], Any] | None:
+    """Return how a number is computed as a sum of two sizes, or None if it is no such sum.
+
+    Args:
+        values: the number's value at each point.
+        sizes: the values of each size at the same points.
+
+    >>> total = fit_sum((11, 13, 16), [(5, 6, 8), (4, 4, 4), (6, 7, 8)])
+    >>> total([10, 4, 11])
+    21
+    """
+    for (i, one), (j, other) in itertools.combinations(enumerate(sizes), 2):
+        if [a + b for a, b in zip(one, other, strict=True)] == list(values):
+            return lambda known: known[i] + known[j]
+    return None

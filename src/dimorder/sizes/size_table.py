@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,12 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dimorder.graph.dynamic_sizes import DynamicSize
-from dimorder.graph.nodes import MAX_SHAPE, set_meta
-from dimorder.graph.tracing import at_most, shape_of
+from dimorder.graph.tracing import at_most
 from dimorder.sizes.affine import fit_formula
 
 
@@ -48,10 +48,18 @@ class SizeTable:
             return self.known[tuple(values)]
         formula = fit_formula(values, list(self.known))
         if formula is None:
-            return None
+            return self._difference(values)
         size: SymInt = formula(list(self.known.values()))
         hint = size.node.hint
         return None if hint is not None and hint < 0 else size  # it is the size at these points alone
+
+    def _difference(self, values: Sequence[int]) -> SymInt | None:
+        """Return the difference of two sizes that has these values at the points, or None."""
+        for (more, whole), (less, part) in itertools.permutations(self.known.items(), 2):
+            if [a - b for a, b in zip(more, less, strict=True)] == list(values):
+                difference: SymInt = whole - part
+                return difference
+        return None
 
     def most(self, values: Sequence[int]) -> int:
         """Return the maximum of the size with these values at the points; `sys.maxsize` if it is unknown."""
@@ -77,7 +85,8 @@ class SizeTable:
             roots.setdefault(root, (place, int(step)))
         if not isinstance(size, SymInt) or not size.node.expr.free_symbols <= roots.keys():
             return None
-        expression = size.node.expr
+        # ExecuTorch's modulo of a negative number is negative, as in C++; its floor is Python's.
+        expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
         needed = {root: roots[root] for root in expression.free_symbols}
 
         def compute(sizes: Sequence[Any]) -> Any:
@@ -114,19 +123,8 @@ class SizeTable:
         return self.mode.from_tensor(tensor, static_shapes=True)
 
 
-def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
-    """Note on each convolution of a network at several sizes, and on its operand, how large it is at most.
-
-    `tracing.max_shape_of` reads the note.
-    """
-    convolutions = (
-        graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
-    )
-    for row in zip(*convolutions, strict=False):
-        for nodes in (row, [node.all_input_nodes[0] for node in row]):
-            most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
-            for node in nodes:
-                set_meta(node, MAX_SHAPE, most)
+def _modulo(dividend: Any, divisor: Any) -> Any:
+    return dividend - divisor * FloorDiv(dividend, divisor)
 
 
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:

@@ -51,11 +51,15 @@ def specialize(program: ExportedProgram, symbols: Sequence[Symbol]) -> Specializ
     return Specialization(fixed, calls, symbolic.table(points))
 
 
-def specialize_each(program: ExportedProgram, symbols: Sequence[Symbol]) -> list[ExportedProgram]:
-    """Return a program with dynamic sizes at each of a few points; see `specialize`."""
+def specialize_each(
+    program: ExportedProgram, symbols: Sequence[Symbol]
+) -> tuple[list[ExportedProgram], SizeTable]:
+    """Return a program with dynamic sizes at each of a few points, and its sizes there; see `specialize`."""
     symbolic = _symbolic(program, symbols)
-    environments = (_environment(symbolic, point) for point in symbolic.specialization_points())
-    return [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in environments]
+    points = symbolic.specialization_points()
+    environments = (_environment(symbolic, point) for point in points)
+    programs = [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in environments]
+    return programs, symbolic.table(points)
 
 
 def _symbolic(program: ExportedProgram, symbols: Sequence[Symbol]) -> SymbolicProgram:

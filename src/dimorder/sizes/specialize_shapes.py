@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import VALUE, drop_meta, operator_at, operator_name, set_value
+from dimorder.graph.nodes import RESIZES, VALUE, drop_meta, operator_at, operator_name, set_meta, set_value
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
@@ -46,6 +46,8 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
     [[21, -1]]
     """
     graph = copy_graph(exported.graph)
+    for node in filter(_resizes, graph.nodes):
+        set_meta(node, RESIZES, True)
     tensors = {**exported.state_dict, **exported.constants}
     feed = iter(leaves)
     placed = {
@@ -194,6 +196,13 @@ def _run(node: Node, known: Mapping[Node, Any], sizes: str) -> Any:
             f"{type(error).__name__}: {message}",
             "narrow the range of sizes, or make the network take them all",
         ) from error
+
+
+def _resizes(node: Node) -> bool:
+    """Return whether a call reads a number computed from sizes, and changes a size of its operand."""
+    read = [each.meta.get(VALUE) for each in node.all_input_nodes]
+    shapes = [list(value.shape) for value in (*read, node.meta.get(VALUE)) if isinstance(value, torch.Tensor)]
+    return any(isinstance(value, torch.SymInt) for value in read) and str(shapes[:1]) != str(shapes[-1:])
 
 
 def _is_number(node: Node, known: Mapping[Node, Any]) -> bool:

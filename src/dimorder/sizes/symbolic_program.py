@@ -19,6 +19,7 @@ from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.export import MOST_SIZES
@@ -31,6 +32,7 @@ from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resi
 Point = Mapping[str, int]  # a size for each dynamic size, by its name
 
 _MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
+_DIVISIONS = (FloorDiv, Mod, PythonMod)
 _CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are tried, by the number of symbols
 
 
@@ -186,12 +188,20 @@ class SymbolicProgram:
         points = sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance)
         telling = [size for size in varying if len({self._size(size, p) for p in points}) >= _MAX_POINTS]
 
-        def repeats(point: Point) -> bool:
-            return any(self._size(size, point) == self._size(size, p) for size in telling for p in found)
+        def repeats(point: Point, others: Sequence[Point]) -> bool:
+            return any(self._size(size, point) == self._size(size, p) for size in telling for p in others)
 
-        for point in itertools.chain((p for p in points if not repeats(p)), points):
+        best = (p for p in points if not repeats(p, found) and _products_are_apart([*found, p]))
+        for point in itertools.chain(best, points):
             if len(found) < _MAX_POINTS and _are_apart([*found, point]):
                 found.append(point)
+        if len(found) > 1 and self._count_varying(found) < len(self._remainders):
+            *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
+            steps = [[last[s.name] + step for step in (0, -s.step, s.step)] for s in self.symbols]
+            near = (p for p in _points(self.symbols, steps) if self._contains(p) and chance(p)[0] < 1000)
+            apart = (p for p in near if _are_apart([*found, p]) and _products_are_apart([*found, p]))
+            others = sorted((p for p in apart if not repeats(p, found)), key=chance)
+            found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
         if len(found) < min(
             _MAX_POINTS, len(self.symbols) + 1
         ):  # else one dynamic size could pass for another
@@ -202,9 +212,26 @@ class SymbolicProgram:
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {ranges}", fix)
         return found
 
+    @cached_property
+    def _remainders(self) -> list[Any]:
+        """Return the remainder of each division in the program's sizes and numbers."""
+        expressions = [size.node.expr for size in (*self._sizes[0], *self._numbers)]
+        divisions = {each.args for expression in expressions for each in expression.atoms(*_DIVISIONS)}
+        return [PythonMod(dividend, divisor) for dividend, divisor in sorted(divisions, key=str)]
+
+    def _contains(self, point: Point) -> bool:
+        return all(point[symbol.name] in sizes_of(symbol) for symbol in self.symbols)
+
+    def _count_varying(self, points: Sequence[Point]) -> int:
+        """Return how many remainders differ between the points."""
+        return sum(len({self._value(each, p) for p in points}) > 1 for each in self._remainders)
+
     def table(self, points: Sequence[Point]) -> SizeTable:
-        """Return the program's sizes by their values at these points, the sizes of its inputs first."""
-        known = {tuple(self._size(size, point) for point in points): size for size in self._sizes[0]}
+        """Return the program's sizes and numbers by their values at these points, the inputs' sizes first."""
+        sizes = [*self._sizes[0], *self._numbers]
+        known = dict[tuple[int, ...], Any]()
+        for size in sizes:
+            known.setdefault(tuple(self._size(size, point) for point in points), size)
         mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"
         ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
@@ -248,9 +275,9 @@ class SymbolicProgram:
         return tuple(self._size(size, point) for size in shape)
 
     def _size(self, size: Any, point: Point) -> int:
-        if isinstance(size, int):
-            return size
-        expression = size.node.expr
+        return size if isinstance(size, int) else self._value(size.node.expr, point)
+
+    def _value(self, expression: Any, point: Point) -> int:
         if expression not in self._known_sizes:
             self._known_sizes[expression] = (
                 [s for s in self.symbols if self.roots[s.name] in expression.free_symbols],
@@ -341,9 +368,17 @@ def _are_apart(points: Sequence[Point]) -> bool:
         return False
     if any(len(set(point.values())) < len(point) for point in points):
         return False
-    if len(points) < 3:
-        return True
-    return all(
-        (a[1] - a[0]) * (b[2] - b[0]) != (a[2] - a[0]) * (b[1] - b[0])
-        for a, b in itertools.combinations(columns, 2)
-    )
+    return len(points) < 3 or not any(itertools.starmap(_are_in_line, itertools.combinations(columns, 2)))
+
+
+def _products_are_apart(points: Sequence[Point]) -> bool:
+    """Return whether no product of two dynamic sizes is in line with one of the sizes."""
+    columns = [[point[name] for point in points] for name in points[0]]
+    products = ([a * b for a, b in zip(*pair, strict=True)] for pair in itertools.combinations(columns, 2))
+    pairs = itertools.product(products, columns)
+    return len(points) < 3 or not any(itertools.starmap(_are_in_line, pairs))
+
+
+def _are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Return whether one of two sizes, known at three points, is an affine function of the other."""
+    return (a[1] - a[0]) * (b[2] - b[0]) == (a[2] - a[0]) * (b[1] - b[0])

@@ -16,6 +16,7 @@ import torch
 
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.sizes.merge_specializations import broadcast_row
+from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor
 from dimorder.targets.litert.size_operators import SizeOperators, UnknownSizeError
 
@@ -40,14 +41,14 @@ class NotForAllSizesError(Exception):
         self.origin, self.found = origin, found
 
 
-def merge_graphs(graphs: Sequence[TfLiteGraph], *, any_size: bool = False) -> TfLiteGraph:
-    """Return one graph for all sizes, from graphs at several points.
+def merge_graphs(graphs: Sequence[TfLiteGraph], table: SizeTable | None = None) -> TfLiteGraph:
+    """Return one graph for all sizes, from graphs at the points of a table of sizes.
 
-    `any_size` is for a dry run of one operator, which may need sizes that none of its operands has.
+    There is no table for a dry run of one operator, which may need sizes that none of its operands has.
 
     Raises `NotForAllSizesError` for the first operator that cannot be written for all sizes.
     """
-    merger = _GraphMerger(graphs, any_size)
+    merger = _GraphMerger(graphs, table)
     for row in zip(*(graph.nodes for graph in graphs), strict=False):
         try:
             merger.add(row)
@@ -72,11 +73,11 @@ def _require_equal(values: Sequence[Any], what: str) -> None:
 class _GraphMerger:
     """The one graph under construction. Its computed values have the names of the first graph's."""
 
-    def __init__(self, graphs: Sequence[TfLiteGraph], any_size: bool) -> None:
+    def __init__(self, graphs: Sequence[TfLiteGraph], table: SizeTable | None) -> None:
         self.graphs = graphs
         self.tensors: dict[str, TfLiteTensor] = {}
         self.nodes: list[TfLiteNode] = []
-        self.sizes = SizeOperators(self.tensors, self.nodes, any_size=any_size)
+        self.sizes = SizeOperators(self.tensors, self.nodes, table)
         self.computed = set[_TensorNames]()
         self.rows: dict[
             _TensorNames, str

@@ -141,6 +141,8 @@ def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     dim, size = a.dim % len(x.shape), x.shape[a.dim]
     start = a.start or 0
     start = min(max(start + size if start < 0 else start, 0), size)
+    if size == a.shape[dim] and size in w.varying:  # it may be shorter at another size
+        return w.op("SLICE", [x, w.sizes([0] * len(x.shape)), w.sizes(x.shape)], x.shape)
     return slice_(w, x, dim, start, a.shape[dim], a.step)
 
 
@@ -164,6 +166,8 @@ def _constant_pad(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for i in range(len(a.pad) // 2):  # torch lists the last dimension first
         before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
+    if not any(a.pad):  # they are other amounts at another dynamic size
+        return w.op("PAD", [x, w.constant(torch.zeros(len(x.shape), 2, dtype=torch.int32))], x.shape)
     return pad(w, x, before, after, getattr(a, "value", None) or 0)
 
 

@@ -50,3 +50,15 @@ OPERATORS = Table(
     MappingProxyType({name: replace(row, kernel=KERNELS.get(name)) for name, row in _ROWS.items()}),
     _unfit,
 )
+
+
+def with_steps(table: Table) -> Table:
+    """Return the table with slices of floats with steps, which LiteRT's own kernels compute.
+
+    Views of rows stay in XNNPACK's delegate, but need a size of which the step is a divisor at all sizes.
+    """
+    row = table.rows.get(torch.ops.aten.slice.Tensor)
+    if row is None:
+        return table
+    stepped = replace(row, check=lambda a: None if len(a.shape) <= moves.MAX_SLICED else row.check(a))
+    return replace(table, rows={**table.rows, torch.ops.aten.slice.Tensor: stepped})

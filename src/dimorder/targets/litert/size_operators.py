@@ -7,13 +7,16 @@ every tensor has its size before the graph runs. It computes other operators of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from dimorder.graph.dynamic_sizes import DynamicSize
-from dimorder.sizes.affine import Formula, fit_formula
+from dimorder.sizes.affine import fit_formula
+from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor
 
 I32 = torch.int32
@@ -27,13 +30,14 @@ class UnknownSizeError(Exception):
 class SizeOperators:
     """Adds operators of sizes to a list of nodes, each once.
 
-    `any_size` is for a dry run: numbers are constants, for they may be sizes of values that are not there.
+    `table` has the sizes and numbers of the network. It is None for a dry run: numbers are constants, for
+    they may be sizes of values that are not there.
     """
 
     def __init__(
-        self, tensors: dict[str, TfLiteTensor], nodes: list[TfLiteNode], *, any_size: bool = False
+        self, tensors: dict[str, TfLiteTensor], nodes: list[TfLiteNode], table: SizeTable | None
     ) -> None:
-        self.tensors, self.nodes, self.any_size = tensors, nodes, any_size
+        self.tensors, self.nodes, self.table = tensors, nodes, table
         self._sources: dict[tuple[int, ...], tuple[str, int]] = {}  # by values: a dimension that has them
         self._inputs: list[tuple[int, ...]] = []
         self._written: dict[tuple[object, ...], str] = {}
@@ -82,7 +86,7 @@ class SizeOperators:
 
     def vector(self, numbers: Sequence[int]) -> str:
         """Return these numbers in one dimension. Raises `UnknownSizeError`."""
-        if self.any_size:
+        if self.table is None:
             return self.constant(list(map(int, numbers)))
         runs = itertools.groupby(numbers, lambda number: isinstance(number, DynamicSize))
         parts = list[str]()
@@ -109,33 +113,69 @@ class SizeOperators:
 
     def _number(self, number: int) -> str:
         assert isinstance(number, DynamicSize)
-        formula, columns = self._formula(number.values)
-        factors = [self._size(*self._sources[columns[place]]) for place in formula.of]
-        if formula.factor != 1:
-            factors.append(self.constant([formula.factor]))
-        value = factors[0]
-        for factor in factors[1:]:
-            value = self.op("MUL", [value, factor], (1,))
-        if formula.offset:
-            pair = self.op("CONCATENATION", [value, self.constant([formula.offset])], (2,), axis=0)
-            value = self.op("SUM", [pair, self.constant([0])], (1,), keepDims=True)
-        if formula.divisor != 1:
-            value = self.op("FLOOR_DIV", [value, self.constant([formula.divisor])], (1,))
-        return value
+        compute, columns = self._formula(number.values)
+        result: _SizeNumber = compute(_SizeReads(self, [self._sources[column] for column in columns]))
+        return result.name
 
-    def _formula(self, values: tuple[int, ...]) -> tuple[Formula, list[tuple[int, ...]]]:
+    def _formula(self, values: tuple[int, ...]) -> tuple[Callable[[Any], Any], list[tuple[int, ...]]]:
         """Return how a number is computed from sizes, and these: without a division if possible."""
         known = (self._inputs, list(self._sources))
         found = [(formula, each) for each in known if (formula := fit_formula(values, each)) is not None]
-        if not found:
-            number = " | ".join(map(str, values))
-            raise UnknownSizeError(
-                f"the number {number}, which depends on a dynamic size in a way that we cannot express"
-            )
-        return next((each for each in found if each[0].divisor == 1), found[0])
+        whole = [each for each in found if each[0].divisor == 1]
+        if whole:
+            return whole[0]
+        exact = None if self.table is None else self.table.formula(values, known[1])
+        if exact is not None:
+            return exact, known[1]
+        if found:
+            return found[0]
+        number = " | ".join(map(str, values))
+        raise UnknownSizeError(
+            f"the number {number}, which depends on a dynamic size in a way that we cannot express"
+        )
 
     def _size(self, name: str, dim: int) -> str:
         rank = len(self.tensors[name].shape)
         shape = self.op("SHAPE", [name], (rank,), outType=_OUT_TYPE)
         ends = [self.constant([end]) for end in (dim, dim + 1, 1)]
         return self.op("STRIDED_SLICE", [shape, *ends], (1,))
+
+
+@dataclass(frozen=True)
+class _SizeNumber:
+    """A whole number in one dimension. Arithmetic with it writes operators."""
+
+    writer: SizeOperators
+    name: str
+
+    def _op(self, kind: str, *inputs: str, **options: object) -> _SizeNumber:
+        return _SizeNumber(self.writer, self.writer.op(kind, inputs, (1,), I32, **options))
+
+    def _named(self, other: _SizeNumber | int) -> str:
+        return other.name if isinstance(other, _SizeNumber) else self.writer.constant([int(other)])
+
+    def __add__(self, other: _SizeNumber | int) -> _SizeNumber:
+        pair = self.writer.op("CONCATENATION", [self.name, self._named(other)], (2,), axis=0)
+        return self._op("SUM", pair, self.writer.constant([0]), keepDims=True)
+
+    def __mul__(self, other: _SizeNumber | int) -> _SizeNumber:
+        return self._op("MUL", self.name, self._named(other))
+
+    def __floordiv__(self, other: _SizeNumber | int) -> _SizeNumber:
+        return self._op("FLOOR_DIV", self.name, self._named(other))
+
+    def __mod__(self, other: _SizeNumber | int) -> _SizeNumber:
+        return self + (self // other) * other * -1
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+@dataclass(frozen=True)
+class _SizeReads:
+    """Sizes of dimensions; each is read when it is used."""
+
+    writer: SizeOperators
+    sources: Sequence[tuple[str, int]]
+
+    def __getitem__(self, place: int) -> _SizeNumber:
+        return _SizeNumber(self.writer, self.writer._size(*self.sources[place]))

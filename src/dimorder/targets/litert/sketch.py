@@ -50,8 +50,7 @@ def unfit_sizes(
             [
                 _graph(operators, call, constants, numbers, point, {size.values[point] for size in dynamic})
                 for point in range(count)
-            ],
-            any_size=True,
+            ]
         )
     except NotForAllSizesError as error:
         return error.found

@@ -15,6 +15,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_into_inputs
+from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.contraction import few_features_first
@@ -32,7 +33,7 @@ from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
 from dimorder.targets.litert.model import LiteRtModel, is_rounded
-from dimorder.targets.litert.ops import OPERATORS, unfit_input
+from dimorder.targets.litert.ops import OPERATORS, unfit_input, with_steps
 from dimorder.targets.litert.recipes import RECIPES
 from dimorder.targets.litert.runtime import (
     DEFAULT_KERNELS,
@@ -175,14 +176,23 @@ _OWN = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
 _OWN_AT_FIXED_SIZES = {**_OWN, "aten.linear": (few_features_first(_FEW_FEATURES),)}
 
 
-def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
+def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], graph: Graph) -> Capabilities:
     """Return the capabilities for a captured graph in which these sizes are dynamic.
 
     The matrices of a resize are constants of fixed sizes.
     """
+    slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+    if any(is_uneven(node) and args_of(node)[4] != 1 for node in slices):
+        table = with_steps(table)
     missing = _RESIZED_BY_MATMUL if resizes_to(varying, graph) else frozenset[str]()
     implementations = tuple(names - missing for names in capabilities.implementations)
-    return replace(capabilities, implementations=implementations, own_implementations=_OWN)
+    return replace(
+        capabilities,
+        computes=table.supports,
+        at_all_sizes=partial(unfit_sizes, table),
+        implementations=implementations,
+        own_implementations=_OWN,
+    )
 
 
 def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:
@@ -221,7 +231,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
             signatures=Signatures(join, partial(load_signatures, kernels=kernels)),
         ),
         runtime=TargetRuntime("LiteRT", set_threads=set_threads, has_state=True),
-        dynamic=DynamicSizes(partial(_sized, capabilities), integers=True),
+        dynamic=DynamicSizes(partial(_sized, capabilities, table), integers=True),
         with_options=partial(target, table),
         fused=partial(_fused, table),
     )

@@ -1,7 +1,7 @@
 """Let a finished XNNPACK graph compute at all sizes, though it was built at one.
 
 XNNPACK derives every shape from those of the inputs. It derives only one entry of a reshape, and the end of a
-slice only where the slice takes its whole dimension.
+slice only where it is the end of the operand.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, reads_of
 from dimorder.targets.xnnpack.ranks import drop_unit_dims, may_multiply_unit_dims, multiply_unit_dims
 
 _INFERRED = 0  # in place of a size: what the other sizes leave for it, or the whole dimension
+_TO_THE_END = 2**31 - 1  # as the size of a slice: XNNPACK cuts it to what the operand has
 
 
 def derive_sizes(graph: XnnGraph) -> None:
@@ -49,9 +50,9 @@ def _derive(graph: XnnGraph, node: Any) -> None:
         elif name == "new_shape" and may_multiply_unit_dims(graph, node):
             multiply_unit_dims(graph, node, XnnBuilder(graph).constant(torch.ones([1] * len(field))))
             return
-        elif name == "sizes" and _is_whole(graph, node, dynamic):
+        elif name == "sizes" and _ends_with_operand(graph, node, dynamic):
             for d in dynamic:
-                numbers[d] = _INFERRED
+                numbers[d] = _TO_THE_END if node.offsets[d] else _INFERRED
         else:
             raise SizesError(
                 origin, f"XNNPACK's {kind} takes fixed {name}, and {field} depends on a dynamic size"
@@ -64,10 +65,10 @@ def _origin(graph: XnnGraph, index: int) -> Node:
     return origin
 
 
-def _is_whole(graph: XnnGraph, node: Any, dims: Sequence[int]) -> bool:
-    """Return whether a slice takes some dimensions whole."""
+def _ends_with_operand(graph: XnnGraph, node: Any, dims: Sequence[int]) -> bool:
+    """Return whether a slice ends where its operand ends, from a fixed place on."""
     shape = graph.values[node.input_id].shape
-    return all(node.offsets[d] == 0 and node.sizes[d] == shape[d] for d in dims)
+    return is_fixed(node.offsets) and all(node.offsets[d] + node.sizes[d] == shape[d] for d in dims)
 
 
 def _repeat(graph: XnnGraph, value: XnnValue) -> None:

@@ -231,8 +231,10 @@ def _bilinear(f: _Fields, x: Tensor) -> Tensor:
 
 
 def _slice(f: _Fields, x: Tensor) -> Tensor:
-    """Return a box of a value; a size of 0 stands for the whole dimension."""
-    return arithmetic.cut(x, f.offsets, [size or x.shape[d] for d, size in enumerate(f.sizes)])
+    """Return a box of a value, cut to its shape; a size of 0 stands for the whole dimension."""
+    rest = [size - start for size, start in zip(x.shape, f.offsets, strict=True)]
+    sizes = [min(size or most, most) for size, most in zip(f.sizes, rest, strict=True)]
+    return arithmetic.cut(x, f.offsets, sizes)
 
 
 def _product(f: _Fields, a: Tensor, b: Tensor) -> Tensor:

@@ -77,10 +77,10 @@ def _slice_tensor(w: XnnBuilder, a: Arguments) -> XnnValue:
     size, length = x.shape[dim], a.shape[dim]
     start = a.start or 0
     start = min(max(start + size if start < 0 else start, 0), size)
-    if is_fixed((start, length)):
-        return _cut(w, x, dim, start, length)
     # a dynamic number of whole rows, such as those of the outermost of several dimensions in one
     row = common_divisor((size, start, length))
+    if is_fixed((start, length)) or not is_fixed((start // row, length // row)):
+        return _cut(w, x, dim, start, length)
     x = w.reshape(x, (*x.shape[:dim], size // row, row, *x.shape[dim + 1 :]))
     return w.reshape(_cut(w, x, dim, start // row, length // row), a.shape)
 

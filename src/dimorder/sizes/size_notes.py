@@ -1,0 +1,50 @@
+"""Note on the nodes of a network at several points what a node at one point does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Graph, Node
+
+from dimorder.graph.nodes import MAX_SHAPE, UNEVEN, set_meta
+from dimorder.graph.tracing import shape_of
+from dimorder.ops.table import relate
+from dimorder.sizes.size_table import SizeTable
+
+aten = torch.ops.aten
+
+_CUTS = (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default)
+
+
+def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
+    """Note on each convolution of a network at several sizes, and on its operand, how large it is at most.
+
+    `tracing.max_shape_of` reads the note.
+    """
+    convolutions = (
+        graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
+    )
+    for row in zip(*convolutions, strict=False):
+        for nodes in (row, [node.all_input_nodes[0] for node in row]):
+            most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
+            for node in nodes:
+                set_meta(node, MAX_SHAPE, most)
+
+
+def record_uneven_cuts(programs: Sequence[Graph]) -> None:
+    """Note on each call that cuts a dimension into even pieces at some points alone that it cuts it anywhere.
+
+    n // 2 divides n only if n is even. `tracing.piece_of` reads the note.
+    """
+    for row in zip(*(graph.nodes for graph in programs), strict=False):
+        is_cut = all(node.target in _CUTS for node in row)
+        if is_cut and any(_labels(node) != _labels(row[0]) for node in row):
+            for node in row:
+                set_meta(node, UNEVEN, True)
+
+
+def _labels(node: Node) -> object:
+    """Return the names of the pieces of each dimension that a call reads or writes."""
+    relation = relate(node)
+    return [[[name for name, _ in dim] for dim in dims] for dims in (*relation.reads, *relation.writes)]

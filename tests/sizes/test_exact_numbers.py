@@ -1,0 +1,124 @@
+"""Numbers that a network computes from dynamic sizes by division: the same as PyTorch's at every size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import dimorder
+from dimorder.sizes.affine import is_affine
+from dimorder.sizes.export_symbolic import export_symbolic
+from tests.sizes.symbols import errors
+
+BATCH, LENGTH = Dim("N", min=1, max=6), Dim("L", min=8, max=64)
+
+
+class Parts(nn.Module):
+    """Parts of a sequence whose beginnings, ends or lengths are quotients of its length."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, middle = x.sigmoid(), x.shape[2] // 2
+        return (
+            y[..., middle:],
+            y[..., :middle] + 1,
+            y[..., ::2],
+            y[..., 1::2] * 2,
+            y.narrow(2, middle, 3),
+            y.unfold(2, 4, 2).amax(3),
+        )
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_parts_by_quotients_of_a_size(target: str) -> None:
+    module, dims = Parts(), ({2: LENGTH},)
+    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target=target)
+    for length in (8, 9, 10, 11, 63, 64):
+        assert max(errors(lowered, module, torch.randn(3, 4, length))) <= 1e-6
+
+
+class Rolled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sigmoid().roll(x.shape[2] // 2, 2)
+
+
+def test_a_roll_by_half_of_a_size() -> None:
+    dims = ({2: LENGTH},)
+    lowered = dimorder.lower(Rolled(), (torch.randn(3, 4, 13),), dynamic_shapes=dims, target="xnnpack")
+    for length in (8, 9, 63, 64):
+        assert max(errors(lowered, Rolled(), torch.randn(3, 4, length))) <= 1e-6
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.sigmoid()
+        return y[:, :, x.shape[2] // 2 :], y[..., 1::2]
+
+
+def test_parts_by_quotients_beside_another_dynamic_size() -> None:
+    module, dims = Halves(), ({0: BATCH, 2: LENGTH},)
+    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target="xnnpack")
+    for batch, length in ((1, 8), (2, 9), (6, 10), (5, 63), (1, 64)):
+        assert max(errors(lowered, module, torch.randn(batch, 4, length))) <= 1e-6
+
+
+class Padded(nn.Module):
+    """A sequence padded to an even length, to a multiple of 4, and to a fixed length."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, length = x.sigmoid(), x.shape[2]
+        return F.pad(y, (0, length % 2)), F.pad(y, (0, -length % 4)) + 1, F.pad(y, (0, 64 - length))
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_padding_by_what_a_size_lacks(target: str) -> None:
+    module, dims = Padded(), ({2: LENGTH},)
+    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target=target)
+    for length in (8, 9, 10, 11, 63, 64):
+        assert max(errors(lowered, module, torch.randn(3, 4, length))) <= 1e-6
+
+
+class Later(nn.Module):
+    """The steps of a sequence without the first ones."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.sigmoid()
+        return y[..., 1:] * 2, y[..., 3:].exp()
+
+
+def test_a_slice_from_a_fixed_place_to_the_end_is_in_the_delegate() -> None:
+    module, dims = Later(), ({0: BATCH, 2: LENGTH},)
+    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for batch, length in ((1, 8), (2, 9), (6, 64), (5, 63)):
+        assert max(errors(lowered, module, torch.randn(batch, 4, length))) <= 1e-6
+
+
+class Spread(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.var(2)
+
+
+def test_a_variance_over_a_dynamic_size() -> None:
+    lowered = dimorder.lower(
+        Spread(), (torch.randn(3, 4, 13),), dynamic_shapes=({2: LENGTH},), target="xnnpack"
+    )
+    for length in (8, 9, 64):
+        assert max(errors(lowered, Spread(), torch.randn(3, 4, length))) <= 1e-6
+
+
+def test_a_division_leaves_different_remainders_at_the_points() -> None:
+    symbolic = export_symbolic(Halves(), (torch.randn(3, 4, 13),), None, ({0: BATCH, 2: LENGTH},))
+    assert symbolic is not None
+    assert {point["L"] % 2 for point in symbolic.specialization_points()} == {0, 1}
+
+
+def test_the_product_of_two_small_sizes_is_in_line_with_neither() -> None:
+    dims = {0: Dim("N", min=1, max=4), 1: Dim("L", min=1, max=6)}
+    symbolic = export_symbolic(nn.ReLU(), (torch.randn(2, 5, 8),), None, (dims,))
+    assert symbolic is not None
+    points = symbolic.specialization_points()
+    products = [point["N"] * point["L"] for point in points]
+    assert not any(is_affine(products, [point[name] for point in points]) for name in "NL")
