@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import dimorder
 
@@ -30,3 +31,16 @@ def test_few_features_stay_outermost(target: str, heads: int, is_few: bool) -> N
     lowered = dimorder.lower(MixedHeads(heads).eval(), inputs, target=target)
     assert lowered.plan.certificate.optimal
     assert (not lowered.plan.conversions) == is_few
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_few_features_stay_outermost_beside_one_dynamic_size(target: str) -> None:
+    pytest.importorskip("executorch" if target == "xnnpack" else "ai_edge_litert")
+    module, keys = MixedHeads(4).eval(), Dim("K", min=2, max=40)
+    inputs = (torch.randn(1, 4, 7, 5), torch.randn(1, 4, 5, 9))
+    lowered = dimorder.lower(module, inputs, target=target, dynamic_shapes=({}, {3: keys}))
+    assert not lowered.plan.conversions
+    assert (lowered.artifact.delegates, dict(lowered.artifact.outside)) == (1, {})
+    for count in (2, 3, 40):
+        q, k = torch.randn(1, 4, 7, 5), torch.randn(1, 4, 5, count)
+        torch.testing.assert_close(lowered.run(q, k), module(q, k), rtol=1e-4, atol=1e-5)

@@ -239,6 +239,15 @@ def few_features_first(most: int) -> Implementation:
     return Implementation("few features first", "k *", _linear_features_first, _MATMUL_AND_ADD, applies)
 
 
+def has_two_dynamic_rows(varying: frozenset[int], graph: torch.fx.Graph) -> bool:
+    """Return whether a linear has several dynamic sizes besides its features, which "features first" merges.
+
+    No target splits them again inside a delegate.
+    """
+    linears = graph.find_nodes(op="call_function", target=aten.linear.default)
+    return any(sum(size in varying for size in shape_of(node)[:-1]) > 1 for node in linears)
+
+
 OPERATORS = (
     Operator(
         (aten.linear.default,),

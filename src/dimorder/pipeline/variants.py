@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from dimorder.capture.captured import Captured, Slices, capture
 from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
@@ -201,7 +202,9 @@ def _sized_targets(
     ]
     columns = zip(*(capabilities.implementations for capabilities in sized), strict=True)
     shared = tuple(frozenset.intersection(*names) for names in columns)
-    return [replace(target, capabilities=replace(each, implementations=shared)) for each in sized]
+    own = min((each.own_implementations for each in sized), key=len)
+    changes: dict[str, Any] = {"implementations": shared, "own_implementations": own}
+    return [replace(target, capabilities=replace(each, **changes)) for each in sized]
 
 
 def _require_plain(program: Captured, target: Target) -> None:

@@ -18,7 +18,7 @@ from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_in
 from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.contraction import few_features_first
+from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.parts import PARTS
 from dimorder.ops.quantization import is_quantized
@@ -172,8 +172,8 @@ _IMPLEMENTATIONS = (
     }
 )
 
-_OWN = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
-_OWN_AT_FIXED_SIZES = {**_OWN, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+_OWN_WITH_TWO_DYNAMIC_ROWS = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
+_OWN = {**_OWN_WITH_TWO_DYNAMIC_ROWS, "aten.linear": (few_features_first(_FEW_FEATURES),)}
 
 
 def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], graph: Graph) -> Capabilities:
@@ -186,12 +186,13 @@ def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], gr
         table = with_steps(table)
     missing = _RESIZED_BY_MATMUL if resizes_to(varying, graph) else frozenset[str]()
     implementations = tuple(names - missing for names in capabilities.implementations)
+    own = _OWN_WITH_TWO_DYNAMIC_ROWS if has_two_dynamic_rows(varying, graph) else _OWN
     return replace(
         capabilities,
         computes=table.supports,
         at_all_sizes=partial(unfit_sizes, table),
         implementations=implementations,
-        own_implementations=_OWN,
+        own_implementations=own,
     )
 
 
@@ -210,7 +211,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         max_rank=MAX_RANK,
         at_all_sizes=partial(unfit_sizes, table),
         takes=unfit_input,
-        own_implementations=_OWN_AT_FIXED_SIZES,
+        own_implementations=_OWN,
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         in_parts=frozenset(PARTS),

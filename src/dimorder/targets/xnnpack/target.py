@@ -19,7 +19,7 @@ from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.contraction import few_features_first
+from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
@@ -130,8 +130,8 @@ _IMPLEMENTATIONS = (
     }
 )
 
-_OWN = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
-_OWN_AT_FIXED_SIZES = {**_OWN, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+_OWN_WITH_TWO_DYNAMIC_ROWS = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
+_OWN = {**_OWN_WITH_TWO_DYNAMIC_ROWS, "aten.linear": (few_features_first(_FEW_FEATURES),)}
 
 
 def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
@@ -146,7 +146,8 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
         missing |= {_IN_PHASES}
 
     implementations = tuple(names - missing for names in capabilities.implementations)
-    return replace(capabilities, implementations=implementations, own_implementations=_OWN)
+    own = _OWN_WITH_TWO_DYNAMIC_ROWS if has_two_dynamic_rows(varying, graph) else _OWN
+    return replace(capabilities, implementations=implementations, own_implementations=own)
 
 
 def _at_all_sizes(
@@ -187,7 +188,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         wrong_outside,
         (_IMPLEMENTATIONS,),
         MAX_RANK,
-        own_implementations=_OWN_AT_FIXED_SIZES,
+        own_implementations=_OWN,
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         fixed_resizes=True,
