@@ -78,3 +78,18 @@ def test_targets_without_state_refuse_it_for_ranges_too() -> None:
     network = perturb(stateful.StreamingConv1d(3, 8, 5)).eval()
     with pytest.raises(UnsupportedError, match="inductor have no state"):
         dimorder.lower(network, (torch.randn(2, 3, 7),), target="inductor", dynamic_shapes=({2: FRAMES},))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_stream_in_half_precision_in_pieces_of_any_length(target: str) -> None:
+    network = perturb(stateful.StreamingConv1d(3, 8, 5)).eval().half()
+    example = torch.randn(2, 3, 7).half()
+    lowered = dimorder.lower(network, (example,), target=target, dynamic_shapes=({2: FRAMES},))
+    eager = copy.deepcopy(network).float()
+    for length in (1, 64, 2, 7, 1, 33):
+        x = torch.randn(2, 3, length).half()
+        with torch.no_grad():
+            wanted = eager(x.float())
+        got = lowered.run(x)
+        assert got.dtype == torch.float16
+        assert relative_error(got.float(), wanted) <= 4e-3
