@@ -29,7 +29,7 @@ from benchmarks.command import Row, command_line, measured
 from benchmarks.record import failed, record_lines
 from dimorder.latency.bench import TOLERANCE
 from dimorder.latency.timing import Invocation, geometric_mean, interleaved, ratio
-from dimorder.verification.verify import relative_errors
+from dimorder.verification.relative_error import relative_errors
 from tests import zoo
 
 PACKAGES = ("torch", "torchvision", "timm")

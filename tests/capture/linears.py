@@ -12,7 +12,7 @@ from dimorder.capture import check_captured
 from dimorder.capture.captured import Captured, capture
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.lowered import Lowered
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 
 aten = torch.ops.aten
 

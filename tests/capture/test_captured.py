@@ -16,7 +16,7 @@ import dimorder
 from dimorder.capture.captured import capture
 from dimorder.capture.export import eval_mode
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.small_networks import Net
 from tests.zoo import perturb
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dimorder.capture.functionalize import functionalize
 from dimorder.ops.table import OPERATORS
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 
 X = torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(3))
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.lowered import Lowered
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.capture.linears import norm, physical, values
 from tests.zoo.vision import load_torchvision
 

@@ -17,7 +17,7 @@ from dimorder.capture.captured import Captured, capture
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.physical.keep_unit_dims import keep_unit_dims
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 
 aten = torch.ops.aten
 BATCH, LENGTH, HEADS, SIZE = 3, 11, 2, 32

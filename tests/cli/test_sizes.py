@@ -11,7 +11,7 @@ import torch
 
 import dimorder
 from dimorder.cli import main
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.cli import networks
 
 HERE = "tests.cli.networks"

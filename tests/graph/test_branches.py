@@ -14,7 +14,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph import branches
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 
 XNNPACK = pytest.param(
     "xnnpack", marks=pytest.mark.skipif(find_spec("executorch") is None, reason="needs executorch")

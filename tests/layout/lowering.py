@@ -29,7 +29,8 @@ from dimorder.ops.table import IMPLEMENTATIONS
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.solve import solve
 from dimorder.runtime.guard import restore
-from dimorder.verification.verify import random_like, relative_error
+from dimorder.verification.random_inputs import random_like
+from dimorder.verification.relative_error import relative_error
 from tests.layout.index_checker import check
 
 TOLERANCE = 2e-5

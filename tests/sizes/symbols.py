@@ -15,7 +15,7 @@ import dimorder
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 
 TARGETS = ("torch", "xnnpack")
 RANGES = {

@@ -9,7 +9,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.sizes.symbols import PICTURES, TARGETS, errors, lower, refusal, sized
 
 

@@ -12,7 +12,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.contract import Contract
 from dimorder.errors import ContractError
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.sizes.symbols import PICTURES, RANGES, TARGETS, Gated, lower, sized
 

@@ -22,7 +22,7 @@ from torchao.quantization.granularity import PerAxis
 import dimorder
 from dimorder.errors import VerificationError
 from dimorder.verification import xnnpack_roundings
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.targets.quantised import by_torchao, by_xnnpack, by_xnnpack_dynamically
 from tests.targets.test_xnnpack_dynamic import Convolved, by_channel, by_rows, near, seeded
 from tests.zoo import perturb, stateful

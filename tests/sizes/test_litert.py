@@ -16,7 +16,7 @@ import dimorder
 from dimorder.errors import ContractError
 from dimorder.lowered import Lowered
 from dimorder.targets.litert.runtime import KERNELS, LiteRtProgram
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.sizes.symbols import PICTURES, errors, lower, refusal, sized
 
 LENGTHS = [{"N": n, "T": t} for n, t in ((1, 60), (16, 130), (1, 130), (3, 77), (16, 61))]

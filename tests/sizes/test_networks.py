@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder.contract import Symbol
 from dimorder.lowered import Lowered
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.sizes.symbols import OF_SIZES, PICTURES, RANGES, TARGETS, TIMES, errors, lower, sized
 

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import ContractError, UnsupportedError
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.zoo import perturb, stateful
 
 FRAMES = Dim("T", min=1, max=64)

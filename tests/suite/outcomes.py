@@ -22,7 +22,7 @@ import dimorder
 from dimorder.capture.export import arguments
 from dimorder.errors import DimorderError, StageError, VerificationError
 from dimorder.graph.pairs import real_views
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.suite.cases import Case, named
 
 TARGETS = ("torch", "xnnpack", "litert", "tosa")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.verification.fp16_accumulation import HalfSums
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.targets.cases import Case, Net
 
 FACTOR = 2

@@ -17,7 +17,7 @@ import dimorder
 from dimorder.lowered import Lowered
 from dimorder.planning.problem import InvalidChoice, evaluate
 from dimorder.targets.tosa.graph import inspect_tosa
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.zoo import own, vision
 

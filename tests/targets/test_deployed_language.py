@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.errors import UnsupportedError
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.targets.test_deployed import conversions_in_own_orders
 from tests.zoo import audio, hugging_face

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.zoo import perturb, stateful
 
 pytest.importorskip("torchao")

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.report.plan_page import plan_page
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.small_networks import OneInput
 from tests.zoo import perturb, stateful
 

@@ -12,7 +12,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests import zoo
 
 TOLERANCE = 1e-4

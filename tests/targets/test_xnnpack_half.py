@@ -16,7 +16,7 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.executorch import conversions_in
 from dimorder.targets.xnnpack import run
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests.targets.cases import Case, D, Net, X, Y, r
 from tests.targets.halves import NOT_IN_TORCH, TYPES, halved, share_of_allowed
 from tests.targets.test_xnnpack_ops import CALLS, CASES, INTEGERS, quantised

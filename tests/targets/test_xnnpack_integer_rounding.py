@@ -94,6 +94,32 @@ def test_what_is_computed_from_a_half_is_as_unsure() -> None:
     assert (lowered.run(x) - Chain()(x)).abs().max() <= 1.01 * 0.01314
 
 
+class Enlarged(nn.Module):
+    """A bicubic resize, whose weights are float32 in a program, and in float64 off by some 1e-7."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = quantised(x, 1 / 255, -128)
+        y = F.interpolate(x, scale_factor=3, mode="bicubic", align_corners=False)
+        y = quantised(y, 0.0043, -119)
+        return quantised(torch.cat([y, quantised(0.2 * y, 0.00087, -119)], 1), 1 / 255, -128)
+
+
+def test_a_constant_may_move_a_number_across_a_half() -> None:
+    x = torch.rand(1, 3, 32, 40, generator=torch.Generator().manual_seed(5))
+    lowered = dimorder.lower(Enlarged(), (x,), target="xnnpack")
+    assert (lowered.run(x) - Enlarged()(x)).abs().max() <= 2.01 / 255
+
+
+def test_a_wrong_constant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.errors import VerificationError
+    from dimorder.ops import resize
+
+    right = resize.resized_by
+    monkeypatch.setattr(resize, "resized_by", lambda *of: right(*of) * 1.01)
+    with pytest.raises(VerificationError, match=r"quantize_per_tensor .* in the physical program"):
+        dimorder.lower(Enlarged(), (torch.rand(1, 3, 32, 40),), target="xnnpack")
+
+
 @pytest.mark.parametrize("scale", [0.028, 0.01055])  # whose inverse is another in float64 than in float32
 def test_numbers_on_a_half_are_rounded_as_the_kernel_does_it(scale: float) -> None:
     class Rounded(nn.Module):

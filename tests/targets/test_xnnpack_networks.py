@@ -7,7 +7,7 @@ import torch
 
 import dimorder
 from dimorder.lowered import Lowered
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.layout.index_checker import check
 

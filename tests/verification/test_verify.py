@@ -15,7 +15,8 @@ from dimorder.ops import normalization
 from dimorder.plans.make_contract import make_contract
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import FunctionalProgram, NoisyRun
-from dimorder.verification.verify import Trial, relative_error, verify
+from dimorder.verification.relative_error import relative_error
+from dimorder.verification.verify import Trial, verify
 
 INF, NAN = math.inf, math.nan
 

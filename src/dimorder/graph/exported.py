@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches, has_branches
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import copy_meta, replace_node, set_value
+from dimorder.graph.nodes import call_after, copy_meta, replace_node, set_value
 from dimorder.graph.tracing import predict
 
 
@@ -206,6 +206,24 @@ def turn_buffers_into_inputs(program: ExportedProgram) -> ExportedProgram:
         module_call_graph=_call_graph(arguments, [spec.arg for spec in outputs], call),
         example_inputs=call,
     )
+
+
+def add_outputs(program: ExportedProgram, nodes: Sequence[Node]) -> ExportedProgram:
+    """Return a program without state that also returns the values of some of its nodes.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    >>> as_function(add_outputs(program, program.graph.find_nodes(op="placeholder")))([-torch.ones(2)])
+    [tensor([0., 0.]), tensor([-1., -1.])]
+    """
+    graph, old = copy_graph(program.graph), program.graph_signature
+    output, named = graph.output_node(), {node.name: node for node in graph.nodes}
+    copies = [call_after(named[n.name], torch.ops.aten.clone.default, (named[n.name],)) for n in nodes]
+    output.args = ((*output.args[0], *copies),)  # type: ignore[misc]  # a tuple
+    added = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in copies]
+    signature = ExportGraphSignature(old.input_specs, [*old.output_specs, *added])
+    taken = [spec.arg for spec in old.input_specs if spec.kind is InputKind.USER_INPUT]
+    calls = _call_graph(taken, [spec.arg for spec in signature.output_specs], program.example_inputs)
+    return replace_parts(program, graph=graph, graph_signature=signature, module_call_graph=calls)
 
 
 def initial_state(program: ExportedProgram) -> list[torch.Tensor]:

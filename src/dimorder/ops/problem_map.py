@@ -25,6 +25,11 @@ class BufferInfo:
     def shape(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.value.shape)
 
+    def logical(self, value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        """Return the value in its logical shape, from a dense tensor with its axes in an order."""
+        axes = value.reshape([self.tensor.sizes[axis] for axis in order])
+        return axes.permute([order.index(axis) for axis in range(len(order))]).reshape(self.shape)
+
     @property
     def nbytes(self) -> int:
         return int(self.value.numel()) * self.value.element_size()

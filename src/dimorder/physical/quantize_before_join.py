@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch.fx import Graph, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import origin_of
+from dimorder.graph.nodes import add_origin, origin_of
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.table import elements_of
@@ -40,6 +40,7 @@ def quantize_before_join(graph: Graph) -> None:
         for part in parts:
             _insert_after(part, pointwise[::-1])
         quantize.replace_all_uses_with(joined)
+        add_origin(joined, **{k: v for k, v in origin_of(quantize).items() if k in ("buffer", "order")})
         for node in pointwise:
             graph.erase_node(node)
 

@@ -25,7 +25,8 @@ from dimorder.pipeline.variants import Variant, capture_at
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
-from dimorder.verification.verify import CALLS, Trial, Verified
+from dimorder.verification.selections import Selections
+from dimorder.verification.verify import CALLS, Run, Trial, Verified
 from dimorder.verification.verify_integers import QuantizedTrial, trial_of, trial_of_calls
 
 
@@ -60,13 +61,21 @@ class Checks:
             VerificationError: if an output is farther off than rounding explains.
         """
         what = f"the physical program for {planned.target}"
-        run = None if self.source.sizes is None else as_function(physical.program)
-        return max(
-            check.trial.compare_program(
-                _forced(physical.program, planned, check.choices), what + check.at, run
-            )
-            for check in report_each(self._checks(planned.contract), "verify", self.progress)
-        )
+        run, buffers = None, planned.extracted.buffers
+        if self.source.sizes is not None:
+            run, buffers = as_function(physical.program), ()
+        errors = []
+        for check in report_each(self._checks(planned.contract), "verify", self.progress):
+            program = _forced(physical.program, planned, check.choices)
+            try:
+                errors.append(check.trial.compare_program(program, what + check.at, run, buffers))
+            except VerificationError:
+                selections = self._selections(physical, planned, check)
+                if selections is None:
+                    raise
+                own = as_function(selections.program)
+                errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
+        return max(errors)
 
     def compare_artifact(
         self, artifact: Artifact, physical: PhysicalProgram, planned: NetworkPlan, target: Target, runs: bool
@@ -105,13 +114,27 @@ class Checks:
             if check.choices is not None:
                 emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
                 run = emitted.start() if runs else emitted.reference_run
-            if run is not None:
-                what = f"the {target.suffix} that was emitted{check.at}"
-                errors.append(check.trial.compare(run, what, emitted.reference_run if runs else None))
-            for name, other in (emitted.other_runs if runs else {}).items():
-                what = f"the {target.suffix} that was emitted{check.at}, run by {name}"
-                errors.append(check.trial.compare_once(other, what))
+            what = f"the {target.suffix} that was emitted{check.at}"
+            try:
+                if run is not None:
+                    errors.append(check.trial.compare(run, what, emitted.reference_run if runs else None))
+                for name, other in (emitted.other_runs if runs else {}).items():
+                    errors.append(check.trial.compare_once(other, f"{what}, run by {name}"))
+            except VerificationError:
+                selections = self._selections(physical, planned, check)
+                if selections is None or run is None:
+                    raise
+                errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
         return max(errors)
+
+    def _selections(
+        self, physical: PhysicalProgram, planned: NetworkPlan, check: _LabelledTrial
+    ) -> Selections | None:
+        """Return what a float network of fixed sizes selects, if it selects anything."""
+        quantized = isinstance(check.trial, QuantizedTrial)
+        if self.source.sizes is not None or quantized or check.choices is not None:
+            return None
+        return Selections.of(physical.program, planned.contract, planned.extracted.buffers)
 
     def verified(self, error: float, runs: bool) -> Verified:
         """Return what was found, after all comparisons."""
@@ -162,6 +185,30 @@ class Checks:
         except UnsupportedError:
             sizes.require(point)  # it says which operator does not accept these sizes
             raise
+
+
+def _compare_selected(
+    trial: Trial, artifact: Artifact, selections: Selections, target: Target, what: str, runs: bool
+) -> float:
+    """Return the relative error of an artifact whose network selects what the artifact selects.
+
+    The artifact is emitted once more, with the places among its outputs. Its other outputs must be equal.
+    """
+    more = target.emit(selections.program, selections.contract)
+    errors = []
+    for name, own, other in _runs(artifact, more, what, runs):
+        trial.require_same(own, selections.record(other), name)
+        errors.append(trial.compare_selected(other, selections, name))
+    return max(errors)
+
+
+def _runs(artifact: Artifact, more: Artifact, what: str, runs: bool) -> Iterator[tuple[str, Run, Run]]:
+    """Yield each way to run an artifact and another one, with its name in errors."""
+    ways = [(each.start() if runs else each.reference_run) for each in (artifact, more)]
+    if ways[0] is not None and ways[1] is not None:
+        yield what, ways[0], ways[1]
+    for name, own in (artifact.other_runs if runs else {}).items():
+        yield f"{what}, run by {name}", own, more.other_runs[name]
 
 
 def emit_artifact(physical: PhysicalProgram, planned: NetworkPlan, target: Target) -> Artifact:

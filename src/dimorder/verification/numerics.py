@@ -26,10 +26,11 @@ from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import EXPORTED, bound
+from dimorder.graph.nodes import EXPORTED, bound, origin_of
 from dimorder.graph.pairs import real_views
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
 from dimorder.ops.dialect import dynamic_type
+from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import OPERATORS, elements_of, moved_operands
 from dimorder.verification.arithmetic import round_then_offset
@@ -236,6 +237,30 @@ class Float64Run(GraphRun):
         return Origin(move(lambda origin: origin.quanta), found[sources[0]].quantum, unsure)
 
 
+class LogicalIntegersRun(Float64Run):
+    """A run of a physical program that records the values that are quantized, in their logical shapes.
+
+    Attributes:
+        integers: For each call, the values by the names of the captured program's nodes.
+    """
+
+    def __init__(self, module: Module, buffers: Sequence[BufferInfo]) -> None:
+        super().__init__(module)
+        self.buffers, self.integers = buffers, list[dict[str, Tensor]]()
+
+    def run(self, *inputs: Any) -> Any:
+        if self.buffers:
+            self.integers.append({})
+        return super().run(*inputs)
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        buffer = origin_of(node).get("buffer")
+        if buffer is not None and self.buffers and self.buffers[buffer].root.target in _QUANTIZES:
+            info = self.buffers[buffer]
+            self.integers[-1][info.root.name] = info.logical(result, origin_of(node)["order"])
+        return result
+
+
 class RoundingsRun(Float64Run):
     """A run that records what it rounds to integers, and the integers, by the names of the quantize nodes.
 
@@ -302,6 +327,7 @@ def _dequantize_channels(
     return centred * scales.double().reshape(along)
 
 
+_QUANTIZES = (QUANTIZE, FAKE_QUANTIZE_DYNAMIC)
 _SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
     QUANTIZE: _quantize,
     DEQUANTIZE: _dequantize,

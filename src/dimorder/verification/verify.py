@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -29,9 +29,10 @@ from dimorder.capture.state import restart
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.exported import as_function
+from dimorder.graph.interpreter import GraphRun
 from dimorder.layout.rewrite import at_boundary, from_boundary
+from dimorder.ops.problem_map import BufferInfo
 from dimorder.verification.flat_network import flat_network, takes_floats
-from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import Float64Run, FunctionalProgram, NoisyRun
 from dimorder.verification.random_inputs import (
     changed,
@@ -41,28 +42,22 @@ from dimorder.verification.random_inputs import (
     steep_like,
     uniform_like,
 )
+from dimorder.verification.reference import Outputs, Reference, wrong
 from dimorder.verification.relative_error import (
     TOLERANCE,
     all_nan,
     differ,
-    error_in_float64,
     finite_error,
     outputs_above,
     relative_error,
     relative_errors,
-    rounding_error,
 )
+from dimorder.verification.selections import Numerics, Selections
 
-FACTOR = 4  # times the network's own distance from float64: sums have other orders
-MOST = 1e-2  # the largest error that rounding excuses
 CALLS = 10  # in a row, for a network that writes buffers
-# The same if half precision rounds each result.
-HALF_FACTOR = 2
-HALF_MOST = 0.25
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = tuple[torch.Tensor, ...]
-Outputs = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,6 @@ class Trial:
         self.contract, self.program = contract, program
         calls = calls or [program.examples] * (CALLS if program.state else 1)
         self.calls, self.leaves = len(calls), [leaf for call in calls for leaf in call]
-        self.eager_error: float | None = None
         self.network = flat_network(model, program, calls)
         self.examples = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
         self.inputs, self.network_inputs, self.expected, self._like = self._computed()
@@ -204,62 +198,64 @@ class Trial:
             VerificationError: if an output is farther off than rounding explains.
         """
         error = self.compare_once(run, what, half_sums)
+        self._require_steep(run, what)
+        return error
+
+    def compare_selected(self, run: Run, selections: Selections, what: str, half_sums: bool = True) -> float:
+        """Compare a run of a program with the network that selects what the program selects; see `compare`.
+
+        Args:
+            run: a run of the program of `selections`.
+            selections: the program that also returns its places.
+            what: the name of the program in errors.
+            half_sums: whether the program may keep sums in float16.
+
+        Raises:
+            VerificationError: if an output is farther off than rounding explains, or if the program does not
+                select the best scores.
+        """
+        leaves, functional = self._leaves(self.network_inputs), self._functional
+        verify(functional.run(leaves), self.expected, what="the network as it was exported")
+        recorded = selections.record(run)
+        got = self._logical(recorded, self.inputs)
+        tolerance = max(TOLERANCE, 4 * self._eps)
+        narrow, wide = selections.follow(GraphRun, tolerance), selections.follow(Float64Run)
+        expected = functional.run(leaves, narrow)
+        reference = Reference(expected, lambda: functional, leaves, self._eps, self._named, narrow, wide)
+        error = reference.compare(got, what, half_sums)
+        self._require_steep(recorded, what, selections)
+        return error
+
+    def require_same(self, run: Run, other: Run, what: str) -> None:
+        """Check that two runs give the same outputs, bit for bit."""
+        for i, pair in enumerate(
+            zip(self._logical(run, self.inputs), self._logical(other, self.inputs), strict=True)
+        ):
+            if not torch.equal(*pair):
+                raise wrong(what, self._named(i), relative_error(*pair))
+
+    def _require_steep(self, run: Run, what: str, selections: Selections | None = None) -> None:
+        """Check a run on steep inputs, where the places that are selected need not be the best ones."""
         if any(map(torch.is_floating_point, self.inputs)):
             # A number that is rounded to either side of a step differs once.
-            first = self._steep_faults(run, 2)
-            if first and self._steep_faults(run, 3):
+            first = self._steep_faults(run, 2, selections)
+            if first and self._steep_faults(run, 3, selections):
                 found = f"{first[0]} on inputs of many magnitudes"
                 raise VerificationError(what, found, "report this network: a rule, or the target, is wrong")
-        return error
 
     def compare_once(self, run: Run, what: str, half_sums: bool = True) -> float:
         """Run a program on the trial's first inputs alone, and return its relative error; see `compare`."""
-        got = self._logical(run, self.inputs)
-        errors = [relative_error(*pair) for pair in zip(got, self.expected, strict=True)]
-        for i in outputs_above(TOLERANCE, errors, self.expected):
-            self._require_as_exact(i, got[i], errors[i], what, half_sums)
-        return max(errors, default=0.0)
+        return self._reference.compare(self._logical(run, self.inputs), what, half_sums)
 
-    def _require_as_exact(self, i: int, got: torch.Tensor, error: float, what: str, half_sums: bool) -> None:
-        """Check that an output is no farther from float64 than the network's, within what rounding explains.
+    @cached_property
+    def _reference(self) -> Reference:
+        leaves = self._leaves(self.network_inputs)
+        return Reference(self.expected, lambda: self._functional, leaves, self._eps, self._named)
 
-        Rounding is measured on the exported program, in float32 and float64. A network that is not the
-        program exported from it is refused as well.
-        """
-        try:
-            narrow, wide = self._twice
-        except RuntimeError as reason:  # an operator that torch does not have in float64
-            raise _wrong(what, self._named(i), error) from reason
-        inexact = error_in_float64(narrow[i], wide[i])
-        factor, most = (HALF_FACTOR, HALF_MOST) if self._is_half else (FACTOR, MOST)
-        floating = self.expected[i].is_floating_point()
-        allowed = factor * max(inexact, rounding_error(self.expected[i])) if floating else 0.0
-        if allowed > most:
-            whose = f"PyTorch's own {self.expected[i].dtype}"
-            raise self._nothing_shown(i, error, what, whose, inexact)
-        if got.dtype != narrow[i].dtype:
-            raise _wrong(what, self._named(i), error)
-        eager = error_in_float64(self.expected[i], wide[i])
-        found = max(eager, error_in_float64(got, wide[i]))
-        is_float16 = self._eps == torch.finfo(torch.float16).eps
-        if half_sums and is_float16 and floating and eager <= allowed < found:
-            inexact = error_in_float64(self._summed_in_half[i], wide[i])
-            allowed = factor * inexact
-            if allowed > most:
-                raise self._nothing_shown(i, error, what, "what keeps its sums in float16", inexact)
-        if not found <= allowed:
-            raise _wrong(what, self._named(i), error)
-        self.eager_error = max(eager, self.eager_error or 0.0)
-
-    def _nothing_shown(
-        self, i: int, error: float, what: str, whose: str, inexact: float
-    ) -> VerificationError:
-        return VerificationError(
-            what,
-            f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value, and "
-            f"{whose} from float64 by {inexact:.2e}",
-            "this network makes so much of a rounding that nothing can be shown: give it trained weights",
-        )
+    @property
+    def eager_error(self) -> float | None:
+        """The error of the network's own outputs against float64, if any comparison measured it."""
+        return self._reference.eager_error
 
     @cached_property
     def exported(self) -> ExportedProgram:
@@ -276,17 +272,6 @@ class Trial:
     @property
     def _is_half(self) -> bool:
         return self._eps > torch.finfo(torch.float32).eps
-
-    @cached_property
-    def _twice(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        leaves = self._leaves(self.network_inputs)
-        return self._functional.run(leaves), self._functional.run(leaves, Float64Run)
-
-    @cached_property
-    def _summed_in_half(self) -> list[torch.Tensor]:
-        program = self._functional  # not made within the mode
-        with HalfSums():
-            return program.run(self._leaves(self.network_inputs))
 
     @cached_property
     def _functional(self) -> FunctionalProgram:
@@ -311,7 +296,7 @@ class Trial:
             got += [from_boundary(*pair) for pair in zip(given, self.contract.outputs, strict=True)]
         return got
 
-    def _steep_faults(self, run: Run, seed: int) -> list[str]:
+    def _steep_faults(self, run: Run, seed: int, selections: Selections | None) -> list[str]:
         """Return the outputs that differ by more than a small change of the inputs explains.
 
         Outputs of integers are not compared.
@@ -325,7 +310,15 @@ class Trial:
         if steep is None:  # the network does not accept such inputs
             return []
         rounding = max(TOLERANCE, 4 * self._eps)
-        pairs = enumerate(zip(self._logical(run, steep.inputs), steep.expected, strict=True))
+        got, expected = self._logical(run, steep.inputs), steep.expected
+        outputs: Callable[[Inputs], Outputs | str] = self._outputs
+        follow: Callable[[Numerics], Numerics] = (
+            selections.follow if selections else lambda numerics: numerics
+        )
+        if selections is not None:
+            outputs = partial(self._exported_outputs, follow(GraphRun))
+            expected = outputs(steep.network_inputs)
+        pairs = enumerate(zip(got, expected, strict=True))
         errors = {i: finite_error(g, w) for i, (g, w) in pairs if w.is_floating_point()}
         errors = {i: error for i, error in errors.items() if not error <= rounding}
         if not errors:
@@ -333,14 +326,15 @@ class Trial:
         factor, share = (4, self._eps) if self._is_half else (100, 1e-6)
 
         def beyond(others: Outputs) -> dict[int, float]:
-            bounds = {i: factor * finite_error(others[i], steep.expected[i]) for i in errors}
+            bounds = {i: factor * finite_error(others[i], expected[i]) for i in errors}
             return {i: error for i, error in errors.items() if not error <= bounds[i]}
 
-        moved = self._outputs(changed(steep.network_inputs, share, seed))
+        moved = outputs(changed(steep.network_inputs, share, seed))
         if isinstance(moved, str):
             return []
         errors = beyond(moved)
-        errors = beyond(self._noisy(steep)) if errors else {}
+        # If operators rounded otherwise, two values that tie may differ.
+        errors = beyond(self._exported_outputs(follow(NoisyRun), steep.network_inputs)) if errors else {}
         return [
             f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value"
             for i, error in errors.items()
@@ -350,20 +344,26 @@ class Trial:
         call, output = divmod(i, len(self.contract.outputs))
         return f"output {output}" + (f" of call {call}" if self.calls > 1 else "")
 
-    def _noisy(self, steep: _Steep) -> list[torch.Tensor]:
-        """Return the network's outputs on steep inputs if its operators rounded otherwise.
-
-        Two values that tie may then differ.
-        """
-        return self._functional.run(self._leaves(steep.network_inputs), NoisyRun)
+    def _exported_outputs(self, numerics: Numerics, inputs: Sequence[torch.Tensor]) -> Outputs:
+        """Return the outputs of the exported program in other numerics."""
+        return self._functional.run(self._leaves(inputs), numerics)
 
     def _leaves(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Return the exported program's arguments, call by call, with these tensors in place of its own."""
         feed = iter(inputs)
         return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.leaves]
 
-    def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
-        """Run a physical program in torch, or as the function that it is; see `compare`."""
+    def compare_program(
+        self,
+        physical: ExportedProgram,
+        what: str,
+        run: Run | None = None,
+        buffers: Sequence[BufferInfo] = (),
+    ) -> float:
+        """Run a physical program in torch, or as the function that it is; see `compare`.
+
+        `buffers` are those of its layout problem, if its sizes are fixed.
+        """
         return self.compare(run or as_function(physical), what, half_sums=False)
 
 
@@ -391,10 +391,5 @@ def verify(
     """
     errors = relative_errors(got, wanted)
     for i in outputs_above(tolerance, errors, wanted):
-        raise _wrong(what, f"output {i}", errors[i])
+        raise wrong(what, f"output {i}", errors[i])
     return max(errors, default=0.0)
-
-
-def _wrong(what: str, output: str, error: float) -> VerificationError:
-    found = f"{output} differs from PyTorch's by {error:.2e} of its largest value"
-    return VerificationError(what, found, "report this network: a rule, or the target, is wrong")

@@ -1,0 +1,112 @@
+"""Test networks that select: a rounding may exchange places of nearly equal scores, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.errors import VerificationError
+from dimorder.graph.exported import graph_with_tensors
+from dimorder.layout.rewrite import rewrite
+from dimorder.verification.numerics import Float64Run
+from dimorder.verification.selections import Selections
+from dimorder.verification.verify import Trial
+
+X = torch.randn(1, 3, 40, 56, generator=torch.Generator().manual_seed(2))
+
+Pick = Callable[[Tensor], Tensor]
+PICKS: dict[str, Pick] = {
+    "topk": lambda scores: scores.topk(700, 1).indices,
+    "the lowest": lambda scores: scores.topk(700, 1, largest=False).indices,
+    "sort": lambda scores: scores.sort(1, descending=True).indices,
+    "argmax": lambda scores: scores.unflatten(1, (320, 7)).argmax(2),
+    "argmax that keeps its dimension": lambda scores: (
+        scores.unflatten(1, (320, 7)).argmax(2, True).flatten(1)
+    ),
+    "min": lambda scores: scores.unflatten(1, (320, 7)).min(2).indices,
+}
+
+
+class Picks(nn.Module):
+    """Scores pixels by a convolution, whose sums are about `offset`, and returns the pixels that it picks."""
+
+    def __init__(self, pick: Pick, offset: float) -> None:
+        super().__init__()
+        self.pick, self.offset = pick, offset
+        self.conv = nn.Conv2d(3, 1, 3, padding=1)
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.randn(1, 3, 3, 3, generator=torch.Generator().manual_seed(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.pick(self.conv(x + self.offset).flatten(1))
+        return x.flatten(2).gather(2, places.unsqueeze(1).expand(-1, 3, -1))
+
+
+class Case:
+    """A network with its trial, and its program in float64, which rounds otherwise."""
+
+    def __init__(self, pick: Pick, offset: float) -> None:
+        net = Picks(pick, offset).eval()
+        found = dimorder.plan(net, (X,))
+        program = rewrite(found.extracted, found.layout_plan, found.contract)
+        selections = Selections.of(program, found.contract, found.extracted.buffers)
+        assert selections is not None
+        self.selections = selections
+        self.trial = Trial(net, found.extracted.annotated.program, found.contract)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        results = Float64Run(graph_with_tensors(self.selections.program)).tensors(*inputs)
+        return [x.float() if x.is_floating_point() else x for x in results]
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_a_rounding_may_exchange_places(name: str) -> None:
+    case = Case(PICKS[name], 1e5)
+    with pytest.raises(VerificationError, match="output 0 differs"):
+        case.trial.compare_once(lambda inputs: case.run(inputs)[:1], "the program")
+    assert case.trial.compare_selected(case.run, case.selections, "the program") == 0
+
+
+def test_other_scores_than_the_best_are_refused() -> None:
+    case = Case(PICKS["sort"], 1e3)
+
+    def worst_first(inputs: Sequence[Tensor]) -> list[Tensor]:
+        pixels, places = case.run(inputs)
+        return [pixels.flip(2), places.flip(1)]
+
+    with pytest.raises(
+        VerificationError, match=r"(?s)aten.sort.* scores that are off from the best ones by \d"
+    ):
+        case.trial.compare_selected(worst_first, case.selections, "the program")
+
+
+def test_a_place_is_not_selected_twice() -> None:
+    case = Case(PICKS["topk"], 1e3)
+
+    def twice(inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [x.index_select(-1, torch.arange(700).clamp(min=1)) for x in case.run(inputs)]
+
+    with pytest.raises(VerificationError, match="it selects a place twice"):
+        case.trial.compare_selected(twice, case.selections, "the program")
+
+
+def test_what_is_computed_from_a_selection_is_compared() -> None:
+    case = Case(PICKS["topk"], 1e5)
+
+    def wrong(inputs: Sequence[Tensor]) -> list[Tensor]:
+        pixels, places = case.run(inputs)
+        return [pixels * 1.01, places]
+
+    with pytest.raises(VerificationError, match="output 0 differs"):
+        case.trial.compare_selected(wrong, case.selections, "the program")
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_network_that_selects_is_lowered(target: str) -> None:
+    pytest.importorskip({"torch": "torch", "xnnpack": "executorch", "litert": "ai_edge_litert"}[target])
+    lowered = dimorder.lower(Picks(PICKS["sort"], 1e5).eval(), (X,), target=target)
+    assert lowered.max_rel_error == 0
