@@ -136,3 +136,31 @@ def test_a_dynamic_recipe_needs_example_inputs_alone() -> None:
 def test_what_a_recipe_lacks_is_told(recipe: str, said: str) -> None:
     with pytest.raises(dimorder.DimorderError, match=said.replace("(", "\\(").replace(")", "\\)")):
         dimorder.quantize(nn.Linear(13, 7).eval(), recipe=recipe)
+
+
+class Lengthened(nn.Module):
+    """A 1-D transposed convolution, which neither quantizer knows, between two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.after = nn.Conv1d(3, 8, 3), nn.Conv1d(8, 5, 3)
+        self.longer = nn.ConvTranspose1d(8, 8, 4, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(F.relu(self.longer(F.relu(self.before(x)))))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "tosa", "ethos-u85-256"])
+def test_a_transposed_convolution_of_one_dimension_is_quantised(target: str) -> None:
+    pytest.importorskip("tosa_serializer" if target != "xnnpack" else "executorch")
+    if target.startswith("ethos-u"):
+        pytest.importorskip("ethosu")
+    draw = torch.Generator().manual_seed(1)
+    made = dimorder.quantize(
+        Lengthened().eval(), [torch.randn(1, 3, 22, generator=draw) for _ in range(4)], target=target
+    )
+    lowered = dimorder.lower(made, target=target)
+    assert lowered.plan.float_islands == ()
+    (found,) = made.compare(lowered)
+    assert found.snr_db is not None and found.snr_db > 25

@@ -23,6 +23,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from dimorder.graph.nodes import bound, set_meta
 from dimorder.physical.wasted_levels import clamp_range
+from dimorder.quantization.transposed import widen_transposed
 
 _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 
@@ -30,7 +31,8 @@ _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 class BehindClamps(Quantizer):  # type: ignore[misc]
     """Another quantizer, whose annotations of values that are only clamped move to the clamps.
 
-    A value that is padded with zeros shares the range of its operand.
+    A value that is padded with zeros shares the range of its operand. 1-D transposed convolutions become 2-D
+    ones first.
     """
 
     def __init__(self, quantizer: Any) -> None:
@@ -38,6 +40,7 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
         self.quantizer = quantizer
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        widen_transposed(model)
         transformed: GraphModule = self.quantizer.transform_for_annotation(model)
         return transformed
 

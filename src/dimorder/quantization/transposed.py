@@ -1,0 +1,42 @@
+"""Write 1-D transposed convolutions as 2-D ones, which quantizers know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.nodes import bound, call_before, replace_node
+
+aten = torch.ops.aten
+
+
+def widen_transposed(model: GraphModule) -> None:
+    """Write each 1-D transposed convolution as one of images with one row, in place.
+
+    >>> net = torch.nn.ConvTranspose1d(3, 5, 4, stride=2)
+    >>> model = torch.export.export(net, (torch.ones(1, 3, 7),)).module(check_guards=False)
+    >>> widen_transposed(model)
+    >>> [str(node.target) for node in model.graph.nodes if node.op == "call_function"][-2:]
+    ['aten.conv_transpose2d.input', 'aten.squeeze.dim']
+    """
+    for node in model.graph.find_nodes(op="call_function", target=aten.conv_transpose1d.default):
+        given = bound(node.target, node.args, node.kwargs)
+        x, weight = (_one_row(model, given[name], node) for name in ("input", "weight"))
+        pairs = [(1, "stride"), (0, "padding"), (0, "output_padding")]
+        sizes = [_pair(first, given[name]) for first, name in pairs]
+        args = (x, weight, given["bias"], *sizes, given["groups"], _pair(1, given["dilation"]))
+        wide = call_before(node, aten.conv_transpose2d.input, args, value=node.meta["val"].unsqueeze(2))
+        replace_node(node, call_before(node, aten.squeeze.dim, (wide, 2)))
+
+
+def _one_row(model: GraphModule, source: Node, node: Node) -> Node:
+    value = source.meta["val"] if "val" in source.meta else attrgetter(str(source.target))(model)
+    return call_before(node, aten.unsqueeze.default, (source, 2), value=value.unsqueeze(2))
+
+
+def _pair(first: int, length: int | Sequence[Any]) -> list[Any]:
+    return [first, length] if isinstance(length, int) else [first, *length]
