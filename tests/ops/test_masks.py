@@ -88,6 +88,18 @@ MASKED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         lambda s, m: F.scaled_dot_product_attention(s, s + 1, s * 2, over_keys(m[:, :5]) != 0),
         (SCORES, NOTHING),
     ),
+    "attention of padding": (
+        lambda s, m: F.scaled_dot_product_attention(
+            s, s + 1, s * 2, torch.zeros(2, 5).masked_fill(m[:, :5] == 0, -math.inf)[:, None, None]
+        ),
+        (SCORES, NOTHING),
+    ),
+    "attention of padding, chosen": (
+        lambda s, m: F.scaled_dot_product_attention(
+            s, s + 1, s * 2, over_keys(torch.where(m[:, :5] != 0, 0.0, -math.inf))
+        ),
+        (SCORES, NOTHING),
+    ),
     "attention of a grid of positions": (
         lambda s, m: F.scaled_dot_product_attention(
             s,

@@ -8,6 +8,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.ops.masks import truth_of_mask
 from dimorder.ops.moves import transpose
 from dimorder.ops.operator import spelling
 
@@ -37,6 +38,9 @@ def _attention(
     scores = n.write(aten.matmul.default, scaled, transpose(n, k, -2, -1))
     if is_causal:
         mask = torch.ones(shape_of(q)[-2], shape_of(k)[-2], dtype=torch.bool).tril()
+    if isinstance(mask, torch.fx.Node) and dtype_of(mask) != torch.bool:
+        truth = truth_of_mask(n, mask)
+        mask = mask if truth is None else truth
     seen: Value = None  # factor of the weights, 0 in fully masked rows
     if mask is not None and dtype_of(mask) == torch.bool:
         if isinstance(mask, torch.fx.Node):

@@ -232,6 +232,26 @@ def bounded(n: Tracer, x: Value) -> Value:
     return y if shape_of(y) == shape_of(x) else x
 
 
+def truth_of_mask(n: Tracer, mask: Node) -> Value | None:
+    """Return the truth value by which a float mask is 0 and not -∞, or None for other masks."""
+    if _is_move(mask):
+        source = args_of(mask)[0]
+        truth = truth_of_mask(n, source) if isinstance(source, Node) else None
+        return None if truth is None else _moved(n, mask, truth)
+    if mask.target not in _CHOICES:
+        return None
+    condition, *values = (args_of(mask)[i] for i in _CHOICES[mask.target])
+    known = [constant_of(n, value) for value in values]
+    if shape_of(condition) != shape_of(mask) or any(
+        x is None or not (x == x.flatten()[0]).all() for x in known
+    ):
+        return None
+    numbers = [float(x.flatten()[0]) for x in known if x is not None]
+    if numbers == [0, -math.inf]:
+        return condition
+    return n.write(aten.logical_not.default, condition) if numbers == [-math.inf, 0] else None
+
+
 def _bounds(n: Tracer, free: Value, limit: float, is_matmul: bool) -> tuple[Value, Value | None]:
     """Return the upper and the lower bound of a score; `free` is ∞ for a visible score, else -∞.
 
