@@ -7,11 +7,12 @@ result of each convolution, so each is quantized, and the moves are of integers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch.fx import Graph, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import add_origin, origin_of
+from dimorder.graph.nodes import add_meta, add_origin, origin_of, source_of, with_origin
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.table import elements_of
@@ -40,9 +41,14 @@ def quantize_before_join(graph: Graph) -> None:
         for part in parts:
             _insert_after(part, pointwise[::-1])
         quantize.replace_all_uses_with(joined)
-        add_origin(joined, **{k: v for k, v in origin_of(quantize).items() if k in ("buffer", "order")})
+        add_origin(joined, **_value(quantize))
         for node in pointwise:
             graph.erase_node(node)
+
+
+def _value(node: Node) -> dict[str, Any]:
+    """Return which buffer a node has, and in which order, if it is the first one with it."""
+    return {key: fact for key, fact in origin_of(node).items() if key in ("buffer", "order")}
 
 
 def _moved(value: Node) -> Iterator[Node]:
@@ -60,4 +66,7 @@ def _insert_after(part: Node, operators: list[Node]) -> None:
     for operator in operators:
         with part.graph.inserting_after(last):
             last = part.graph.node_copy(operator, {operator.all_input_nodes[0]: last}.__getitem__)
+        whole = _value(operator)  # which a part is not
+        own = {key: fact for key, fact in origin_of(last).items() if key not in whole}
+        add_meta(last, with_origin(source_of(last), **own))
     reader.replace_input_with(part, last)

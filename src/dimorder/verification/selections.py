@@ -66,10 +66,10 @@ class Selections:
         """Return the selections of a physical program without state, by its buffers; None without any."""
         found: dict[int, tuple[Node, str]] = {}
         for node in physical.graph.nodes:
-            buffer = origin_of(node).get("buffer")
-            name = None if buffer is None else _selecting_call(buffers[buffer])
+            origin = origin_of(node)
+            name = _selecting_call(buffers[origin["buffer"]]) if "buffer" in origin else None
             if name is not None:
-                found.setdefault(buffer, (node, name))
+                found.setdefault(origin["buffer"], (node, name))
         if not found or contract.state:
             return None
         nodes = [node for node, _ in found.values()]
