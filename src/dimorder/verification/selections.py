@@ -27,7 +27,7 @@ from dimorder.ops.problem_map import BufferInfo
 aten = torch.ops.aten
 
 Numerics: TypeAlias = "Callable[[GraphModule], GraphRun]"
-_Run: TypeAlias = "Callable[[Sequence[Tensor]], list[Tensor]]"
+Compute: TypeAlias = "Callable[[Sequence[Tensor]], list[Tensor]]"
 
 # Operators that return places of a dimension, and which of their results the places are. None is the result
 # itself; the others return the scores first.
@@ -78,7 +78,7 @@ class Selections:
         more = replace(contract, outputs=(*contract.outputs, *specs))
         return Selections(add_outputs(physical, nodes), more, sources)
 
-    def record(self, run: _Run) -> _Run:
+    def record(self, run: Compute) -> Compute:
         """Return a run of the program as a run that returns the network's outputs, and keeps the places."""
 
         def recorded(inputs: Sequence[Tensor]) -> list[Tensor]:
