@@ -125,7 +125,8 @@ def test_a_language_model_of_four_bits_takes_a_prompt_then_tokens(
         ids = torch.randint(3, stateful.VOCABULARY, (1, count))
         return {"input_ids": ids, "cache_position": torch.arange(first, first + count)}
 
-    require_decodes(net, call, {"input_ids": 1, "cache_position": 0}, target, tmp_path, length - 6)
+    sizes = {"input_ids": 1, "cache_position": 0}  # what a tie moves stays in the cache
+    require_decodes(net, call, sizes, target, tmp_path, length - 6, typical=1e-3, most=0.05)
 
 
 def require_decodes(
