@@ -13,22 +13,26 @@ _LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 _DIGITS, _SMALL = [str(i) for i in range(64)], string.ascii_lowercase
 
 
-def order_name(info: BufferInfo, order: Sequence[int]) -> str:
+def order_name(info: BufferInfo, order: Sequence[int], *, is_image: bool | None = None) -> str:
     """Return the name of an order of a buffer's axes.
 
     It is a dim order if dimensions stay whole, else one letter per axis: `H W C1 C0, where C = 2·58`. The
     axes of a dimension that is cut are numbered from the outermost. Only images have letters. The order of
-    any other value is numbers: `(1, 0)`, or `1b 1a 0, where 1 = 3·4`.
+    any other value is numbers: `(1, 0)`, or `1b 1a 0, where 1 = 3·4`. `is_image` says whether the value is
+    one; by default the network's kernels say it.
     """
     shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
+    is_image = _is_image(info) if is_image is None else is_image
     dims = [owner[axis] for axis in order]
     runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
     in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
     if in_order and len(runs) == len(set(runs)):
         ones = [d for d, size in enumerate(shape) if size == 1]
         whole = DimOrder(*ones, *runs).canonical(shape)
-        return (describe(whole) if _is_image(info) else str(whole.dims)) if shape else "scalar"
-    letters, pieces = (_LETTERS[len(shape)], _DIGITS) if _is_image(info) else (_DIGITS, _SMALL)
+        return (describe(whole) if is_image else str(whole.dims)) if shape else "scalar"
+    letters, pieces = (
+        (_LETTERS[len(shape)], _DIGITS) if is_image and len(shape) in _LETTERS else (_DIGITS, _SMALL)
+    )
     cut = {d: axes for d in sorted(set(dims)) if len(axes := [a for a, o in enumerate(owner) if o == d]) > 1}
     names = (
         letters[d] + (pieces[cut[d].index(a)] if d in cut else "") for a, d in zip(order, dims, strict=True)

@@ -51,7 +51,8 @@ def state_specs(extracted: Extracted, plan: LayoutPlan) -> tuple[StateSpec, ...]
     for buffer, carried in zip(extracted.annotated.program.state, carried_by(extracted, plan), strict=True):
         info = extracted.buffers[carried.found.buffer]
         dtype = str(buffer.initial.dtype).removeprefix("torch.")
-        specs.append(StateSpec(buffer.name, info.shape, dtype, order_name(info, carried.order)))
+        order = order_name(info, carried.order, is_image=True)  # as the contract names all orders
+        specs.append(StateSpec(buffer.name, info.shape, dtype, order))
     return tuple(specs)
 
 
