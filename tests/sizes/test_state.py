@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -54,8 +56,15 @@ def test_a_stream_in_pieces_of_any_length(name: str, target: str, tmp_path: Path
         program.run(torch.randn(*shape[:2], 65, *shape[3:]))
 
 
+def last_logits() -> nn.Module:
+    """Build a decoder that returns the logits of its last token alone."""
+    network: Any = stateful.llama()
+    network.model.forward = partial(network.model.forward, logits_to_keep=1)
+    return cast("nn.Module", network)
+
+
 @pytest.mark.parametrize("target", SUFFIX)
-@pytest.mark.parametrize("make", [stateful.gpt2, stateful.llama])
+@pytest.mark.parametrize("make", [stateful.gpt2, stateful.llama, last_logits])
 def test_a_decoder_takes_a_prompt_of_any_length_then_tokens(
     make: Callable[[], nn.Module], target: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.capture.export import arguments, clone_repeated_tensors, export
+from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
 from dimorder.errors import UsageError
 from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
@@ -54,7 +55,8 @@ def export_symbolic(
         raise UsageError("dynamic_shapes", "an exported program, which has its own", fix)
     else:
         names = {}
-    exported = export(model, args, kwargs, dynamic_shapes)
+    # torch cannot decompose a program that writes one tensor under two names
+    exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
     if not _has_symbols(exported):
         return None
     if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
