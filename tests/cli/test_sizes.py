@@ -87,20 +87,18 @@ def test_a_wrong_size_is_told_in_three_lines(argv: list[str], found: str, fix: s
     assert lines[1].startswith(f"  found: {found}") and lines[2].startswith(f"  fix: {fix}")
 
 
-def test_integers_of_a_recipe_have_any_size_on_litert(tmp_path: Path, capfd) -> None:
+def test_integers_of_a_recipe_have_any_size(tmp_path: Path) -> None:
     pytest.importorskip("executorch")
     pytest.importorskip("ai_edge_litert")
-    examples, made = tmp_path / "examples.npy", tmp_path / "net.tflite"
+    examples = tmp_path / "examples.npy"
     np.save(examples, np.random.default_rng(0).normal(size=(6, 3, 5, 7)).astype(np.float32))
     argv = ["lower", f"{HERE}:Tiny", "--input", "Nx3x5x7", "--range", "N=1..4", "--quantize", "int8"]
     argv += ["--calibrate", str(examples)]
-    assert main([*argv, "--target", "litert", "-o", str(made)]) == 0
-    (spec,) = dimorder.load(made).contract.inputs
-    assert spec.shape == ("N", 3, 5, 7)
-    capfd.readouterr()
-    assert main([*argv, "--target", "xnnpack", "-o", str(tmp_path / "net.pte")]) != 0
-    found = "symbolic sizes, which target xnnpack has for networks of floats"
-    assert f"  found: {found}" in capfd.readouterr().err.splitlines()
+    for target, suffix in (("litert", "tflite"), ("xnnpack", "pte")):
+        made = tmp_path / f"net.{suffix}"
+        assert main([*argv, "--target", target, "-o", str(made)]) == 0
+        (spec,) = dimorder.load(made).contract.inputs
+        assert spec.shape == ("N", 3, 5, 7)
 
 
 def test_a_command_that_runs_a_network_wants_numbers(capfd) -> None:
