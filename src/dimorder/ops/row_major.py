@@ -17,6 +17,9 @@ from dimorder.ops.operator import Implementation, Operator, Spell
 from dimorder.ops.problem_map import dimension_axes
 from dimorder.ops.relation import Relation, dims_of
 
+# Operators that return a copy of their first operand: dense if that is dense. Others may return a view.
+_COPIES = frozenset({torch.ops.aten.index_put.default})
+
 
 def opaque(node: torch.fx.Node, operands: Sequence[torch.fx.Node], reason: str) -> Relation:
     """Return the relation of a call whose operands and results are row-major, with the reason."""
@@ -44,7 +47,8 @@ def _lower(c: Call) -> None:
         view = c.site.writes[index]
         picked = c.b.call(operator.getitem, node, index) if several else node
         runs = tuple(dimension_axes(view, value.shape, c.b.buffers))
-        c.b.store(view.buffer, c.orders[c.result + index], c.b.dense(picked), runs)
+        dense = picked if c.target in _COPIES else c.b.dense(picked)
+        c.b.store(view.buffer, c.orders[c.result + index], dense, runs)
 
 
 ROW_MAJOR = Implementation("row-major", "*", _lower, ())

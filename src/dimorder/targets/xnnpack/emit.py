@@ -30,6 +30,7 @@ from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, write_pte
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack.exact import exact_run
+from dimorder.targets.xnnpack.in_place import write_in_place
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
@@ -156,11 +157,8 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
         # A program in core ATen is not decomposed, since that would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        return write_pte(
-            turn_inputs_into_buffers(_generate_edge_program(EDGE, outer), plan.state),
-            texts,
-            keep_delegates=True,
-        )
+        edge = turn_inputs_into_buffers(_generate_edge_program(EDGE, outer), plan.state)
+        return write_pte(write_in_place(edge), texts, keep_delegates=True)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error

@@ -1,0 +1,78 @@
+"""Write rows of a state in place.
+
+ExecuTorch would copy the whole buffer, write the rows into the copy, and copy it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from executorch.exir.dialects._ops import ops
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
+
+from dimorder.capture.state import left_in_state
+from dimorder.graph.exported import state_of
+
+aten = ops.edge.aten
+
+
+def write_in_place(program: ExportedProgram) -> ExportedProgram:
+    """Turn each `index_put` into `index_put_` if it computes the new value of the buffer that it reads.
+
+    Nothing else may read the buffer, and no other buffer or output may get that value. ExecuTorch's own pass
+    (exir.passes.reinplace) asks less: it overwrites what a view of the buffer still reads.
+    """
+    left, buffers = left_in_state(program), state_of(program)
+    results: Any = program.graph.output_node().args[0]
+    counted = dict[tuple[Node, int], Node]()
+    for node in program.graph.find_nodes(op="call_function", target=aten.index_put.default):
+        (buffer, indices, values, *_), dim = node.args, _dimension_of_rows(node)
+        is_own = left.get(buffers.get(buffer.name, "")) is node and results.count(node) == 1
+        reads = sum(pytree.tree_leaves(user.args).count(buffer) for user in buffer.users)
+        if dim is None or not is_own or reads != 1:
+            continue
+        place = indices[dim], buffer.meta["val"].shape[dim]
+        if place not in counted:
+            counted[place] = _counted_from_first(node, *place)
+        node.args = (buffer, [*indices[:dim], counted[place]], values)
+        node.target = aten.index_put_.default
+    return program
+
+
+def _dimension_of_rows(node: Node) -> int | None:
+    """Return the dimension along which a call writes whole rows, or None.
+
+    The runtime's kernel writes nothing else in place: it adds nothing, and repeats no value.
+    """
+    operands: Sequence[Any] = node.args
+    buffer, indices, values, *add = operands
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(add) or node.kwargs or len(given) != 1:
+        return None
+    ((dim, index),) = given
+    places, written, shape = index.meta["val"], values.meta["val"], [*buffer.meta["val"].shape]
+    if places.dim() != 1 or places.dtype not in (torch.int32, torch.int64):
+        return None
+    shape[dim] = places.shape[0]
+    if len(written.shape) != len(shape):
+        return None
+    same = (statically_known_true(a == b) for a, b in zip(written.shape, shape, strict=True))
+    return dim if all(same) else None
+
+
+def _counted_from_first(node: Node, index: Node, size: int) -> Node:
+    """Return positions, those below 0 counted from the first row too: `index_put_` refuses negative ones."""
+
+    def call(target: Any, *args: Any) -> Node:
+        made = node.graph.call_function(target, args)
+        made.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, Node) else arg for arg in args))
+        return made
+
+    with node.graph.inserting_before(node):
+        below, moved = call(aten.lt.Scalar, index, 0), call(aten.add.Scalar, index, size)
+        return call(aten.where.self, below, moved, index)
