@@ -84,6 +84,7 @@ bench-all: bench ## every benchmark, side by side with its peer (hours; results 
 	$(PY) -m benchmarks.lowering --target tosa
 	$(PY) -m benchmarks.symbolic
 	$(PY) -m benchmarks.half
+	$(PY) -m benchmarks.decoders
 	$(PY) -m benchmarks.inductor
 	$(PY) -m benchmarks.integers
 	$(PY) -m benchmarks.npu

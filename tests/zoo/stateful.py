@@ -64,8 +64,8 @@ def tcn() -> nn.Module:
     return perturb(nn.Sequential(*parts)).eval()
 
 
-def decoder(kind: str, config: str, **options: Any) -> nn.Module:
-    """A decoder of transformers with its static cache of keys and values: one token a call."""
+def decoder(kind: str, config: str, *, length: int = 0, **options: Any) -> nn.Module:
+    """A decoder of transformers with its static cache of the keys and values of so many tokens."""
     network = perturb(transformers(kind, config, **options)()).eval()
     from transformers import GenerationConfig
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
@@ -73,7 +73,7 @@ def decoder(kind: str, config: str, **options: Any) -> nn.Module:
     network.generation_config = GenerationConfig(
         use_cache=True,
         cache_implementation="static",
-        cache_config={"batch_size": 1, "max_cache_len": LENGTH},
+        cache_config={"batch_size": 1, "max_cache_len": length or LENGTH},
     )
     return TorchExportableModuleWithStaticCache(network)
 
