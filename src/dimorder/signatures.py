@@ -123,7 +123,7 @@ def load_signatures(path: str | os.PathLike[str], on_mismatch: OnMismatch = "ada
     >>> load_signatures("missing.tflite")
     Traceback (most recent call last):
     dimorder.errors.UsageError: loading missing.tflite
-      found: missing.tflite: No such file or directory
+      found: No such file or directory
       fix: give the path of a .tflite file
     """
     file = Path(path)

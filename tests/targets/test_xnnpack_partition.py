@@ -97,14 +97,20 @@ def check(seed: int, monkeypatch: pytest.MonkeyPatch, *, ranges: bool = False) -
     """Whether anything is planned outside; None if the network is refused."""
     from dimorder.targets.xnnpack import emit
 
-    partitions, partition = [], emit.partition
+    partitions, partition, partition_for_ranges = [], emit.partition, emit.partition_for_ranges
 
     def partitioned(*args: Any) -> Any:
         partitions.append(partition(*args))
         return partitions[-1]
 
+    def partitioned_for_ranges(*args: Any) -> Any:
+        found, table = partition_for_ranges(*args)
+        partitions.append(found)
+        return found, table
+
     with monkeypatch.context() as patch:
         patch.setattr(emit, "partition", partitioned)
+        patch.setattr(emit, "partition_for_ranges", partitioned_for_ranges)
         lowered = lowered_as_verified(seed, patch, ranges=ranges)
     if lowered is None:
         return None
