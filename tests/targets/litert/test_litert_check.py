@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.targets.litert.file import read_operators
+from dimorder.targets.litert.file import read_operators, read_signatures
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode, TfLiteTensor, serialize
 from dimorder.targets.litert.runtime import check
 from tests.cli.commands import refused
@@ -74,3 +74,9 @@ def test_a_damaged_file_of_ours_ends_in_three_lines(
 def test_a_damaged_file_of_another_tool_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="damaged flatbuffer"):
         read_operators(data[:40])
+
+
+def test_names_of_signatures_are_read_or_the_file_is_damaged(data: bytes) -> None:
+    assert read_signatures(data) == ["serving_default"]
+    with pytest.raises(ValueError, match="damaged flatbuffer"):
+        read_signatures(data[:40])

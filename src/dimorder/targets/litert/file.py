@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 
+Content = TypeVar("Content")
 # The bytes of an element by the schema's name of its type. For other types the bytes are unknown.
 _BYTES: Mapping[str, int] = {
     **dict.fromkeys(("INT8", "UINT8", "BOOL"), 1),
@@ -106,7 +107,7 @@ def read_contracts(data: bytes) -> dict[str, Contract]:
     """Return the contracts in a file by signature. Raises `ValueError` for a damaged one, or one without."""
     if data[4:8] != b"TFL3":
         raise ValueError(f"{len(data)} bytes that do not begin as a .tflite does (TFL3 at byte 4)")
-    texts: Mapping[str, bytes] = _metadata(data) if is_sealed(data) else {}
+    texts: Mapping[str, bytes] = _read(data, _metadata) if is_sealed(data) else {}
     if CONTRACT_METHOD not in texts:
         raise ValueError("no contract: it is damaged, or another tool wrote it")
     entries = {name: contract_entry(i, name) for i, name in enumerate(read_signatures(data))}
@@ -119,18 +120,16 @@ def contract_entry(place: int, signature: str) -> str:
 
 
 def read_signatures(data: bytes) -> list[str]:
-    """Return the names of a file's signatures."""
-    from ai_edge_litert.schema_py_generated import Model
-
-    model = Model.GetRootAs(data)
-    places = _indices(model.SignatureDefsLength(), len(data))
-    return [(model.SignatureDefs(i).SignatureKey() or b"").decode() for i in places]
+    """Return the names of a file's signatures. Raises `ValueError` for a damaged file."""
+    return _read(data, lambda model: [*_signatures(model, len(data))])
 
 
-def _metadata(data: bytes) -> dict[str, bytes]:
-    from ai_edge_litert.schema_py_generated import Model
+def _signatures(model: Any, limit: int) -> Iterator[str]:
+    for signature in map(model.SignatureDefs, _indices(model.SignatureDefsLength(), limit)):
+        yield (signature.SignatureKey() or b"").decode()
 
-    model = Model.GetRootAs(data)
+
+def _metadata(model: Any) -> dict[str, bytes]:
     entries = map(model.Metadata, range(model.MetadataLength()))
     return {each.Name().decode(): model.Buffers(each.Buffer()).DataAsNumpy().tobytes() for each in entries}
 
@@ -145,10 +144,15 @@ def is_sealed(data: bytes) -> bool:
 
 def read_operators(data: bytes) -> tuple[TfLiteOperator, ...]:
     """Return the operators of a file, in all of its subgraphs. Raises `ValueError` for a damaged file."""
+    return _read(data, lambda model: tuple(_operators(model, len(data))))
+
+
+def _read(data: bytes, read: Callable[[Any], Content]) -> Content:
+    """Return what is read of a file's model. Raises `ValueError` for a damaged file."""
     from ai_edge_litert.schema_py_generated import Model
 
     try:
-        return tuple(_operators(Model.GetRootAs(data), len(data)))
+        return read(Model.GetRootAs(data))
     except _DAMAGE as error:
         raise ValueError(f"a damaged flatbuffer ({type(error).__name__}: {error})") from error
 

@@ -57,6 +57,7 @@ class LiteRtProgram:
             experimental_preserve_all_tensors=self._keeps,
         )
         self._interpreter.allocate_tensors()
+        self._runners = dict[str, Any]()
         inputs = self._interpreter.get_input_details()
         self._inputs = [each["index"] for each in inputs]
         self._shapes = [tuple(each["shape"]) for each in inputs]
@@ -83,7 +84,9 @@ class LiteRtProgram:
 
     def runner(self, signature: str) -> Any:
         """Return LiteRT's function of one of the file's signatures, from arrays by name to arrays by name."""
-        return self._interpreter.get_signature_runner(signature)
+        if signature not in self._runners:
+            self._runners[signature] = self._interpreter.get_signature_runner(signature)
+        return self._runners[signature]
 
     def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of these names as the last run left them."""
