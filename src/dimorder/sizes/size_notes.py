@@ -23,7 +23,7 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
     `tracing.max_shape_of` reads the note.
     """
     convolutions = (
-        graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
+        graph.find_nodes(op="call_function", target=aten.convolution.default) for graph in programs
     )
     for row in zip(*convolutions, strict=False):
         for nodes in (row, [node.all_input_nodes[0] for node in row]):
@@ -35,7 +35,7 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
 def record_uneven_cuts(programs: Sequence[Graph]) -> None:
     """Note on each call that cuts a dimension into even pieces at some points alone that it cuts it anywhere.
 
-    n // 2 divides n only if n is even. `tracing.piece_of` reads the note.
+    n // 2 divides n only if n is even. `nodes.piece_of` reads the note.
     """
     for row in zip(*(graph.nodes for graph in programs), strict=False):
         is_cut = all(node.target in _CUTS for node in row)

@@ -6,7 +6,6 @@ sums then moves no value across a rounding boundary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -258,9 +257,8 @@ class LogicalIntegersRun(Float64Run):
         buffer = origin_of(node).get("buffer")
         if buffer is not None and self.buffers and self.buffers[buffer].root.target in _QUANTIZES:
             info = self.buffers[buffer]
-            if result.numel() == math.prod(
-                info.tensor.sizes
-            ):  # else it is a part, such as without outer taps
+            # A value whose padding became its convolution's own (`fuse_pad_into_conv`) has fewer elements.
+            if result.numel() == info.value.numel():
                 self.integers[-1][info.root.name] = info.logical(result, origin_of(node)["order"])
         return result
 

@@ -72,6 +72,10 @@ class Reference:
             self._require_as_exact(i, got[i], errors[i], what, half_sums)
         return max(errors, default=0.0)
 
+    @property
+    def is_half(self) -> bool:
+        return self.eps > torch.finfo(torch.float32).eps
+
     def _require_as_exact(self, i: int, got: torch.Tensor, error: float, what: str, half_sums: bool) -> None:
         """Check that an output is no farther from float64 than the network's, within what rounding explains.
 
@@ -83,8 +87,7 @@ class Reference:
         except RuntimeError as reason:  # an operator that torch does not have in float64
             raise wrong(what, self.named(i), error) from reason
         inexact = error_in_float64(narrow[i], wide[i])
-        is_half = self.eps > torch.finfo(torch.float32).eps
-        factor, most = (HALF_FACTOR, HALF_MOST) if is_half else (FACTOR, MOST)
+        factor, most = (HALF_FACTOR, HALF_MOST) if self.is_half else (FACTOR, MOST)
         floating = self.expected[i].is_floating_point()
         allowed = factor * max(inexact, rounding_error(self.expected[i])) if floating else 0.0
         if allowed > most:

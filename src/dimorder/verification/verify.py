@@ -269,10 +269,6 @@ class Trial:
         floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
         return max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
 
-    @property
-    def _is_half(self) -> bool:
-        return self._eps > torch.finfo(torch.float32).eps
-
     @cached_property
     def _functional(self) -> FunctionalProgram:
         return FunctionalProgram(self.exported, self.program.in_pairs)
@@ -323,7 +319,7 @@ class Trial:
         errors = {i: error for i, error in errors.items() if not error <= rounding}
         if not errors:
             return []
-        factor, share = (4, self._eps) if self._is_half else (100, 1e-6)
+        factor, share = (4, self._eps) if self._reference.is_half else (100, 1e-6)
 
         def beyond(others: Outputs) -> dict[int, float]:
             bounds = {i: factor * finite_error(others[i], expected[i]) for i in errors}
