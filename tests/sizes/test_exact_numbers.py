@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,20 @@ from dimorder.sizes.export_symbolic import export_symbolic
 from tests.sizes.symbols import errors
 
 BATCH, LENGTH = Dim("N", min=1, max=6), Dim("L", min=8, max=64)
+
+
+def lowered_right(
+    module: nn.Module, target: str, dims: dict[int, Dim], shapes: Iterable[tuple[int, ...]]
+) -> dimorder.Lowered:
+    """Lower a network of a sequence, and compare it with PyTorch at these shapes."""
+    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=(dims,), target=target)
+    for shape in shapes:
+        assert max(errors(lowered, module, torch.randn(shape))) <= 1e-6
+    return lowered
+
+
+def of_length(*lengths: int) -> list[tuple[int, ...]]:
+    return [(3, 4, length) for length in lengths]
 
 
 class Parts(nn.Module):
@@ -33,10 +49,7 @@ class Parts(nn.Module):
 
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_parts_by_quotients_of_a_size(target: str) -> None:
-    module, dims = Parts(), ({2: LENGTH},)
-    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target=target)
-    for length in (8, 9, 10, 11, 63, 64):
-        assert max(errors(lowered, module, torch.randn(3, 4, length))) <= 1e-6
+    lowered_right(Parts(), target, {2: LENGTH}, of_length(8, 9, 10, 11, 63, 64))
 
 
 class Rolled(nn.Module):
@@ -45,10 +58,7 @@ class Rolled(nn.Module):
 
 
 def test_a_roll_by_half_of_a_size() -> None:
-    dims = ({2: LENGTH},)
-    lowered = dimorder.lower(Rolled(), (torch.randn(3, 4, 13),), dynamic_shapes=dims, target="xnnpack")
-    for length in (8, 9, 63, 64):
-        assert max(errors(lowered, Rolled(), torch.randn(3, 4, length))) <= 1e-6
+    lowered_right(Rolled(), "xnnpack", {2: LENGTH}, of_length(8, 9, 63, 64))
 
 
 class Halves(nn.Module):
@@ -58,10 +68,8 @@ class Halves(nn.Module):
 
 
 def test_parts_by_quotients_beside_another_dynamic_size() -> None:
-    module, dims = Halves(), ({0: BATCH, 2: LENGTH},)
-    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target="xnnpack")
-    for batch, length in ((1, 8), (2, 9), (6, 10), (5, 63), (1, 64)):
-        assert max(errors(lowered, module, torch.randn(batch, 4, length))) <= 1e-6
+    shapes = ((1, 4, 8), (2, 4, 9), (6, 4, 10), (5, 4, 63), (1, 4, 64))
+    lowered_right(Halves(), "xnnpack", {0: BATCH, 2: LENGTH}, shapes)
 
 
 class Padded(nn.Module):
@@ -74,10 +82,7 @@ class Padded(nn.Module):
 
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_padding_by_what_a_size_lacks(target: str) -> None:
-    module, dims = Padded(), ({2: LENGTH},)
-    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target=target)
-    for length in (8, 9, 10, 11, 63, 64):
-        assert max(errors(lowered, module, torch.randn(3, 4, length))) <= 1e-6
+    lowered_right(Padded(), target, {2: LENGTH}, of_length(8, 9, 10, 11, 63, 64))
 
 
 class Later(nn.Module):
@@ -89,11 +94,9 @@ class Later(nn.Module):
 
 
 def test_a_slice_from_a_fixed_place_to_the_end_is_in_the_delegate() -> None:
-    module, dims = Later(), ({0: BATCH, 2: LENGTH},)
-    lowered = dimorder.lower(module, (torch.randn(3, 4, 13),), dynamic_shapes=dims, target="xnnpack")
+    shapes = ((1, 4, 8), (2, 4, 9), (6, 4, 64), (5, 4, 63))
+    lowered = lowered_right(Later(), "xnnpack", {0: BATCH, 2: LENGTH}, shapes)
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
-    for batch, length in ((1, 8), (2, 9), (6, 64), (5, 63)):
-        assert max(errors(lowered, module, torch.randn(batch, 4, length))) <= 1e-6
 
 
 class Spread(nn.Module):
@@ -102,11 +105,7 @@ class Spread(nn.Module):
 
 
 def test_a_variance_over_a_dynamic_size() -> None:
-    lowered = dimorder.lower(
-        Spread(), (torch.randn(3, 4, 13),), dynamic_shapes=({2: LENGTH},), target="xnnpack"
-    )
-    for length in (8, 9, 64):
-        assert max(errors(lowered, Spread(), torch.randn(3, 4, length))) <= 1e-6
+    lowered_right(Spread(), "xnnpack", {2: LENGTH}, of_length(8, 9, 64))
 
 
 def test_a_division_leaves_different_remainders_at_the_points() -> None:
