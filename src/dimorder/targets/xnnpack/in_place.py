@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.state import left_in_state
 from dimorder.graph.exported import state_of
+from dimorder.graph.nodes import call_before
 
 aten = ops.edge.aten
 
@@ -69,10 +70,8 @@ def _counted_from_first(node: Node, index: Node, size: int) -> Node:
     """Return positions, those below 0 counted from the first row too: `index_put_` refuses negative ones."""
 
     def call(target: Any, *args: Any) -> Node:
-        made = node.graph.call_function(target, args)
-        made.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, Node) else arg for arg in args))
-        return made
+        values = (arg.meta["val"] if isinstance(arg, Node) else arg for arg in args)
+        return call_before(node, target, args, value=target(*values))
 
-    with node.graph.inserting_before(node):
-        below, moved = call(aten.lt.Scalar, index, 0), call(aten.add.Scalar, index, size)
-        return call(aten.where.self, below, moved, index)
+    below, moved = call(aten.lt.Scalar, index, 0), call(aten.add.Scalar, index, size)
+    return call(aten.where.self, below, moved, index)
