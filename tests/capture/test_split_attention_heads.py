@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 import dimorder
 from dimorder.capture import check_captured
@@ -138,35 +139,42 @@ def test_other_targets_turn_the_heads() -> None:
 class Rows(nn.Module):
     """Rows of sequences, computed by all kinds of operators, that are read once with a 1 in their midst."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(5, 6), nn.LayerNorm(6)
         self.register_buffer("row", torch.linspace(-1, 2, 6))
-        self.register_buffer("rows", torch.linspace(-2, 2, 42).view(1, 7, 6))
+        self.register_buffer("rows", torch.linspace(-2, 2, count * 6).view(1, count, 6))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         z = self.norm(self.linear(x)) * self.row + self.rows
         z = torch.cat([z, z[:, :, 1:4].clone()], dim=-1).softmax(-2)
         centred = z - z.mean((-1,), keepdim=True)
-        return centred, centred.view(3, 1, 7, 9) * y, F.relu(centred[:, :2]).sum((1,), keepdim=True)
+        added = centred.view(x.shape[0], 1, x.shape[1], 9) * y
+        return centred, added, F.relu(centred[:, :2]).sum((1,), keepdim=True)
 
 
-@pytest.mark.parametrize("varying", [{3, 7}, {3}, {7}])
-def test_values_keep_the_ones_beside_sizes_that_vary(varying: set[int]) -> None:
-    args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
-    before = torch.export.export(Rows().eval(), args)
-    after = keep_unit_dims(before, varying)
-    for got, wanted in zip(after.module()(*args), before.module()(*args), strict=True):
-        assert got.shape == wanted.shape
-        assert torch.allclose(got, wanted, atol=1e-6)
-    reads = [node.args[0] for node in after.graph.nodes if node.target is aten.mul.Tensor]
-    assert any(read.op == "call_function" and read.meta["val"].shape == (3, 1, 7, 9) for read in reads)
+def rows_at(n: int, count: int) -> tuple[ExportedProgram, tuple[Tensor, ...]]:
+    args = torch.randn(n, count, 5), torch.randn(n, 4, count, 9)
+    return torch.export.export(Rows(count).eval(), args), args
 
 
-def test_they_do_not_where_no_size_varies() -> None:
-    args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
-    before = torch.export.export(Rows().eval(), args)
-    assert str(keep_unit_dims(before, {8}).graph) == str(before.graph)
+@pytest.mark.parametrize("other", [(2, 8), (2, 7), (3, 8)])
+def test_values_keep_the_ones_beside_dynamic_sizes(other: tuple[int, int]) -> None:
+    before = [rows_at(3, 7), rows_at(*other)]
+    for after, (program, args) in zip(keep_unit_dims([each for each, _ in before]), before, strict=True):
+        for got, wanted in zip(after.module()(*args), program.module()(*args), strict=True):
+            assert got.shape == wanted.shape
+            assert torch.allclose(got, wanted, atol=1e-6)
+        reads = [node.args[0] for node in after.graph.nodes if node.target is aten.mul.Tensor]
+        shape = (args[0].shape[0], 1, args[0].shape[1], 9)
+        assert any(read.op == "call_function" and read.meta["val"].shape == shape for read in reads)
+
+
+def test_they_do_not_where_no_size_is_dynamic() -> None:
+    """Each point may have a size that equals a fixed one."""
+    before = [rows_at(3, 7)[0] for _ in range(2)]
+    for after, program in zip(keep_unit_dims(before), before, strict=True):
+        assert str(after.graph) == str(program.graph)
 
 
 class Sliced(nn.Module):
@@ -174,13 +182,13 @@ class Sliced(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.permute(0, 2, 1)[:, :, 1:4].clone()
-        return torch.cat([y, y[:, 1:3].clone()], 1).view(3, 1, 7, 3)
+        return torch.cat([y, y[:, 1:3].clone()], 1).view(-1, 1, 7, 3)
 
 
 def test_a_call_that_reads_a_transposed_operand_gets_a_view_with_ones() -> None:
-    x = torch.randn(3, 6, 5)
-    before = torch.export.export(Sliced(), (x,))
-    after = keep_unit_dims(before, {3})
+    x, other = torch.randn(3, 6, 5), torch.randn(2, 6, 5)
+    before, *_ = programs = [torch.export.export(Sliced(), (each,)) for each in (x, other)]
+    after = keep_unit_dims(programs)[0]
     assert torch.equal(after.module()(x), before.module()(x))
     views = [node.args[1] for node in after.graph.nodes if node.target is aten.view.default]
     assert [3, 1, 5, 3] in [list(shape) for shape in views]

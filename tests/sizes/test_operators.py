@@ -246,3 +246,34 @@ def test_a_slice_before_two_dynamic_dimensions_is_planned_inside_the_delegate() 
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
     for length, width in ((2, 3), (40, 30), (2, 30), (40, 3), (17, 5)):
         assert max(errors(lowered, Parts(), torch.randn(6, length, width))) <= 1e-6
+
+
+class Pooled(nn.Module):
+    """Reductions over the pixels of a convolution."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names, self.conv = names, nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.conv(x)
+        return tuple(getattr(y, name)((2, 3)) for name in self.names)
+
+
+def test_a_mean_over_pixels_is_of_the_delegate_at_three_symbols() -> None:
+    module = Pooled("mean").eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert lowered.plan.extracted.outside == {}
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-5
+
+
+@pytest.mark.parametrize("shape", ["Nx3xHxW", "2x3xHxW", "Nx3x9xW"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_reductions_over_pixels_have_their_numbers(target: str, shape: str) -> None:
+    """A variance is over the number of pixels less one."""
+    module = Pooled("sum", "var", "amax").eval()
+    lowered = lower(module, shape, target=target)
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-5

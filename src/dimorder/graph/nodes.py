@@ -19,6 +19,7 @@ VALUE = "val"  # the results of a call, as tensors without data; torch.export's 
 SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node is; torch.export's keys
 EXPORTED = "exported"  # the name of the exported program's node that a node was written for
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
+DYNAMIC = "dynamic"  # the dimensions of a reduction's operand that have dynamic sizes
 RESIZES = "resizes"  # whether a call changes a size by a number computed from sizes, which may be 0
 UNEVEN = "uneven"  # whether the pieces of a call's dimensions divide each other at some sizes alone
 CUSTOM = "custom"  # what torch.export keeps: by the name of a tool, what that tool notes
@@ -63,6 +64,12 @@ def may_resize(node: Node) -> bool:
 def is_uneven(node: Node) -> bool:
     """Return whether a call cuts its dimensions into even pieces at some dynamic sizes alone."""
     return UNEVEN in node.meta
+
+
+def dynamic_dims(node: Node) -> tuple[int, ...]:
+    """Return which dimensions of a reduction's operand have dynamic sizes."""
+    dims: tuple[int, ...] = node.meta.get(DYNAMIC, ())
+    return dims
 
 
 def piece_of(node: Node, *sizes: int) -> int:

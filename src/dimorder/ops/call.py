@@ -135,14 +135,17 @@ class Call:
                     groups[-1].append(token)
         return groups
 
-    def apart(self, name: str, *, together: bool = False) -> tuple[list[list[Token]], list[int]]:
+    def apart(
+        self, name: str, *, together: bool = False, leads: Iterable[Token] = ()
+    ) -> tuple[list[list[Token]], list[int]]:
         """Return physical dimensions in which the label `name` is apart, and the positions of its dimensions.
 
-        It has one dimension if it is `together`, or if it has no axes: then the last one, of size 1.
+        It has one dimension if it is `together`, or if it has no axes: then the last one, of size 1. A
+        dimension starts at each of `leads`.
         """
         tokens = self.labelled(name)
         if tokens:
-            groups = self.split(alone=tokens, together=tokens if together else ())
+            groups = self.split(leads, alone=tokens, together=tokens if together else ())
             return groups, self.positions(groups, tokens)
         groups = self.split(room=1)
         units = [i for i, group in enumerate(groups) if not group]

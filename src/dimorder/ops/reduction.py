@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, dynamic_dims
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import view
@@ -96,7 +96,8 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
 
 
 def _reduce(c: Call) -> None:
-    groups, dims = c.apart("r")
+    """Reduce all dimensions at once. Those of dynamic sizes stay apart: a product of two may not be known."""
+    groups, dims = c.apart("r", leads=c.labelled(*(f"r.{dim}" for dim in dynamic_dims(c.node))))
     c.give_reduced(c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs), groups, dims)
 
 

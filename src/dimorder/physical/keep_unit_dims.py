@@ -26,37 +26,40 @@ aten = torch.ops.aten
 _VIEW = aten.view.default
 
 
-def keep_unit_dims(program: ExportedProgram, varying: Collection[int]) -> ExportedProgram:
-    """Return the program in which values keep dimensions of size 1 that views add among dynamic sizes.
+def keep_unit_dims(programs: Sequence[ExportedProgram]) -> list[ExportedProgram]:
+    """Return physical programs whose values keep dimensions of size 1 that views add among dynamic sizes.
 
     Args:
-        program: The physical program.
-        varying: The values of the dynamic sizes.
+        programs: The physical program at each of several points, where it has the same nodes.
 
     >>> class Added(torch.nn.Module):
     ...     def forward(self, x, y):
-    ...         return (x.relu().view(3, 1, 5) + y).exp()
-    >>> program = torch.export.export(Added(), (torch.ones(3, 5), torch.ones(3, 7, 5)))
-    >>> [str(node.target) for node in keep_unit_dims(program, {3, 5}).graph.nodes]
+    ...         return (x.relu().view(-1, 1, 5) + y).exp()
+    >>> inputs = [(torch.ones(size, 5), torch.ones(size, 7, 5)) for size in (2, 3)]
+    >>> programs = keep_unit_dims([torch.export.export(Added(), each) for each in inputs])
+    >>> [str(node.target) for node in programs[0].graph.nodes]
     ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
     """
-    if not any(_varies(view, varying) and _ones(view) for view in _views(program.graph)):
-        return program
+    rows = list(zip(*(_views(program.graph) for program in programs), strict=True))
+    dynamic = [row for row in rows if len({shape_of(view) for view in row}) > 1]
+    if not any(_ones(row[0]) for row in dynamic):
+        return list(programs)
+    names = [{view.name for view in views} for views in zip(*dynamic, strict=True)]
+    return [_lifted(*each) for each in zip(programs, names, strict=True)]
+
+
+def _lifted(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
+    """Return the program whose values keep the dimensions of size 1 that the views with these names add."""
     graph = copy_graph(program.graph)
     left = set[Node]()  # views that stay
     while True:
-        found = next((n for n in _views(graph) if n not in left and _varies(n, varying) and _ones(n)), None)
+        found = next((n for n in _views(graph) if n.name in names and n not in left and _ones(n)), None)
         if found is None:
             return replace_parts(program, root=torch.nn.Module(), graph=graph)
         before, ones = set(_views(graph)), _ones(found)
         assert ones is not None
         _Lift(graph, ones).run(args_of(found)[0])
         left |= {found} | set(_views(graph)) - before
-
-
-def _varies(view: Node, varying: Collection[int]) -> bool:
-    """Return whether a view gives a dynamic size."""
-    return any(size in varying for size in shape_of(view))
 
 
 def _views(graph: Graph) -> list[Node]:

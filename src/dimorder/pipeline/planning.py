@@ -145,11 +145,10 @@ def write_physical(
             "the physical program",
             check_program.physical_faults(program, extracted, planned.layout_plan, contract, capabilities),
         )
-        if source.sizes is not None:
-            program = keep_unit_dims(program, source.sizes.varying(variant.point))
         programs.append(program)
     if source.sizes is None:
         return PhysicalProgram(programs[0])
+    programs = keep_unit_dims(programs)
     table = source.sizes.table([variant.point for variant in variants])
     return PhysicalProgram(merge_programs(programs, table), (programs, table))
 

@@ -27,7 +27,7 @@ from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs
 from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
-from dimorder.sizes.size_notes import record_max_shapes, record_uneven_cuts
+from dimorder.sizes.size_notes import record_dynamic_dims, record_max_shapes, record_uneven_cuts
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Target
 
@@ -116,6 +116,7 @@ def make_variants(
     if sizes is not None and varying is not None:
         graphs = [program.module.graph for program in programs]
         record_max_shapes(graphs, sizes.table(points))
+        record_dynamic_dims(graphs)
         record_uneven_cuts(graphs)
         targets = _sized_targets(target, varying, programs)
     variants = []

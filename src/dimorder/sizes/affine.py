@@ -108,7 +108,8 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
     """Return how a number is computed from sizes, or None if that is not found.
 
     A single size is tried first, then an affine function of one size, and a multiple of a product of two
-    sizes. A fraction of one size, or of such a product, is tried last.
+    sizes. One less than such a product follows, by which variances divide. A fraction of one size, or of such
+    a product, is tried last.
 
     Args:
         values: the number's value at each point.
@@ -118,6 +119,8 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
     Formula(factor=2, of=(1,), offset=1, divisor=1)
     >>> fit_formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
     Formula(factor=2, of=(0, 1), offset=0, divisor=1)
+    >>> fit_formula((5, 14, 35), [(2, 3, 4), (3, 5, 9)])
+    Formula(factor=1, of=(0, 1), offset=-1, divisor=1)
     >>> fit_formula((12, 24, 20), [(32, 64, 160), (96, 96, 32)])
     Formula(factor=1, of=(0, 1), offset=0, divisor=256)
     """
@@ -133,8 +136,9 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
             return Formula(int(found.factor), (place,), int(found.offset))
     for one, other in itertools.combinations_with_replacement(places, 2):
         found = fit_affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
-        if found is not None and found.is_whole and found.offset == 0:
-            return Formula(int(found.factor), (one, other), 0)
+        is_one_less = found is not None and (found.factor, found.offset) == (1, -1)
+        if found is not None and found.is_whole and (found.offset == 0 or is_one_less):
+            return Formula(int(found.factor), (one, other), int(found.offset))
     for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
         products = [math.prod(each) for each in zip(*(sizes[place] for place in of), strict=True)]
         if 0 in products:

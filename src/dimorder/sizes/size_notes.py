@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, Node
 
-from dimorder.graph.nodes import MAX_SHAPE, UNEVEN, set_meta
+from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import DYNAMIC, MAX_SHAPE, UNEVEN, set_meta
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.table import relate
+from dimorder.ops.table import elements_of, relate
 from dimorder.sizes.size_table import SizeTable
 
 aten = torch.ops.aten
@@ -30,6 +31,23 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
             most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
             for node in nodes:
                 set_meta(node, MAX_SHAPE, most)
+
+
+def record_dynamic_dims(programs: Sequence[Graph]) -> None:
+    """Note on each reduction of a network which dimensions of its operand have other sizes at other points.
+
+    `nodes.dynamic_dims` reads the note.
+    """
+    reductions = ([n for n in graph.nodes if _is_reduction(n)] for graph in programs)
+    for row in zip(*reductions, strict=False):
+        sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=True)
+        dims = tuple(dim for dim, each in enumerate(sizes) if len(set(each)) > 1)
+        for node in row:
+            set_meta(node, DYNAMIC, dims)
+
+
+def _is_reduction(node: Node) -> bool:
+    return elements_of(node.target) is Elements.REDUCES
 
 
 def record_uneven_cuts(programs: Sequence[Graph]) -> None:
