@@ -136,7 +136,7 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
             return Formula(int(found.factor), (place,), int(found.offset))
     for one, other in itertools.combinations_with_replacement(places, 2):
         found = fit_affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
-        is_one_less = found is not None and (found.factor, found.offset) == (1, -1)
+        is_one_less = found is not None and found.factor == 1 and found.offset == -1
         if found is not None and found.is_whole and (found.offset == 0 or is_one_less):
             return Formula(int(found.factor), (one, other), int(found.offset))
     for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
