@@ -1,4 +1,4 @@
-"""Fuse the clamps of a finished XNNPACK graph with the nodes before them.
+"""Fuse the clamps of a finished XNNPACK graph with the nodes before them, and repetitions with matmuls.
 
 XNNPACK fuses more clamps when it makes a runtime. This module prevents fusions that would change a result.
 """
@@ -12,6 +12,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 
 from dimorder.targets.xnnpack.builder import whole_range
 from dimorder.targets.xnnpack.graph import XnnGraph, drop_unread, kind_of, reads_of
+from dimorder.targets.xnnpack.repeats import merge_repeats_into_rows
 
 _CLAMPED_BY_NODE = (
     schema.XNNConv2d,
@@ -34,6 +35,7 @@ def fuse(graph: XnnGraph) -> None:
     """Replace nodes by fewer ones that compute the same."""
     if any(value.half for value in graph.values):
         drop_unread(graph)
+    merge_repeats_into_rows(graph)
     _fuse_clamps(graph)
     _keep_roundings(graph)
 

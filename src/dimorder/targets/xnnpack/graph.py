@@ -243,14 +243,12 @@ def packed_by(node: Any) -> set[int]:
 
 
 def drop_unread(graph: XnnGraph) -> None:
-    """Remove the converts and moves whose results nobody reads."""
-    read = set(graph.outputs)
-    kept = []
+    """Remove the nodes whose results nobody reads."""
+    read, kept = set(graph.outputs), list[Any]()
     for node in reversed(graph.nodes):
-        if passes_on(node) and node.xnode_union.output_id not in read:
-            continue
-        kept.append(node)
-        read.update(reads_of(node.xnode_union))
+        if node.xnode_union.output_id in read:
+            kept.append(node)
+            read.update(reads_of(node.xnode_union))
     graph.nodes = kept[::-1]
 
 
