@@ -16,7 +16,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.executorch.pte import method_of
 from dimorder.targets.xnnpack.emit import emit
 from dimorder.targets.xnnpack.ops import OPERATORS
-from tests.targets.cases import D, Net, aten, r
+from tests.targets.cases import D, Net, r
 
 
 def node_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.Node:
@@ -99,13 +99,6 @@ def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
 @pytest.mark.parametrize(
     ("function", "inputs", "operator", "found"),
     [
-        (
-            lambda x, w: aten.convolution(x, w, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1),
-            (r(1, 2, 4, 5, 6), r(3, 2, 2, 3, 1)),
-            "aten.convolution.default",
-            "the portable kernel convolves in one and two dimensions",
-        ),
-        (lambda i: i % 3, (torch.arange(-8, 9),), "aten.remainder.Scalar", "the sign that C gives it"),
         (lambda x: x.unfold(0, 1, 1), (torch.tensor(3.0),), "aten.unfold.default", "ends the process"),
         (lambda x: torch.fft.rfft(x).abs(), (torch.randn(2, 8),), "aten.fft_rfft.default", "complex numbers"),
         (

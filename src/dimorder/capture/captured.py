@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,7 +122,7 @@ def capture(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     slices: Mapping[str, Slices] | None = None,
-    in_parts: Collection[Any] = (),
+    in_parts: Mapping[Any, Callable[..., Any]] | None = None,
     in_pairs: bool = False,
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
@@ -135,7 +135,7 @@ def capture(
         kwargs: Example arguments by name.
         slices: Constants that depend on dynamic sizes, by the names of their nodes. A node that reads one of
             them reads a slice, unless it is one of them itself.
-        in_parts: Operators that are written in simpler ones, of those in `ops.parts`.
+        in_parts: Functions that write operators in simpler ones, by operator, as `ops.parts` has them.
         in_pairs: Whether complex numbers are written as pairs of real ones. A complex result becomes what
             torch.view_as_real gives of it.
 
@@ -154,7 +154,7 @@ def capture(
         raise writes_no_buffer(error) or error from error
     _refuse(plain)  # only this form's signature lists every write
     examples = example_leaves(exported, args, kwargs or {})
-    return _normal_form(plain, exported, examples, slices or {}, in_parts, in_pairs)
+    return _normal_form(plain, exported, examples, slices or {}, in_parts or {}, in_pairs)
 
 
 def _refuse(exported: ExportedProgram) -> None:
@@ -178,11 +178,11 @@ def _normal_form(
     original: ExportedProgram,
     examples: tuple[Any, ...],
     slices: Mapping[str, Slices],
-    in_parts: Collection[Any],
+    in_parts: Mapping[Any, Callable[..., Any]],
     in_pairs: bool,
 ) -> Captured:
     """Trace the program again in the normal form's spellings."""
-    parts = partial(parts_of, names=in_parts)
+    parts = partial(parts_of, in_parts=in_parts)
     pairs = {"pairs": write_pairs} if in_pairs else {}
     tracer = Tracer(SPELLINGS, lambda name: find(name) is not None or name in in_parts, parts, **pairs)
     env, names, state = _bind_inputs(tracer, exported)

@@ -48,8 +48,8 @@ class Capabilities:
         heads: The attention heads for which a matmul per head is as fast as one matmul of all channels.
         fixed_resizes: Whether a resize needs constant sizes. A resize to dynamic sizes is then better written
             as matmuls.
-        in_parts: Operators of `ops.parts` that are written in simpler operators, because the target lacks
-            them.
+        in_parts: Functions in plain torch, by the operators that the target lacks, which are written so. Many
+            are in `ops.parts`.
         in_float32: Wider types that the target computes in float32. Verification shows whether that is
             enough for a network.
         in_pairs: Whether the target has no complex numbers, which are then written as pairs of real ones.
@@ -65,7 +65,7 @@ class Capabilities:
     split_channels: int | None = None
     heads: HeadLimits | None = None
     fixed_resizes: bool = False
-    in_parts: frozenset[Any] = frozenset()
+    in_parts: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     in_float32: frozenset[torch.dtype] = frozenset()
     in_pairs: bool = False
 

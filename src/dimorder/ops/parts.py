@@ -1,4 +1,4 @@
-"""Write operators that few targets have in simpler operators, for targets that list them."""
+"""Write operators that few targets have in simpler operators, for targets that ask for it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dimorder.ops.parts_grid import GRIDS
 from dimorder.ops.parts_indexed import INDEXED
 from dimorder.ops.parts_linalg import LINALG
 from dimorder.ops.parts_normalization import NORMALIZED
+from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.ops.parts_sorted import SORTED
 from dimorder.ops.parts_special import SPECIAL
 from dimorder.ops.parts_values import VALUES
@@ -25,17 +26,31 @@ aten = torch.ops.aten
 # Each operator's function in plain torch. It returns NotImplemented for a call that stays as it is,
 # and None for a result that does.
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {**SPECIAL, **GAMMA, **INCOMPLETE, **BITS, **INDEXED, **SORTED, **NORMALIZED, **GRIDS, **LINALG, **VALUES}
+    {
+        **SPECIAL,
+        **GAMMA,
+        **INCOMPLETE,
+        **BITS,
+        **REMAINDERS,
+        **INDEXED,
+        **SORTED,
+        **NORMALIZED,
+        **GRIDS,
+        **LINALG,
+        **VALUES,
+    }
 )
 
 
-def parts_of(name: Any, args: Sequence[Value], names: Collection[Any]) -> Callable[..., Any] | None:
-    """Return the function that writes a call in parts, if its operator is among `names`."""
-    if name not in names:
+def parts_of(
+    name: Any, args: Sequence[Value], in_parts: Mapping[Any, Callable[..., Any]]
+) -> Callable[..., Any] | None:
+    """Return the function that writes a call in parts, if its operator is among `in_parts`."""
+    if name not in in_parts:
         return None
     if name is aten.convolution.default and not any(isinstance(each, torch.fx.Node) for each in args[1:3]):
         return None
-    return _in_float32(PARTS[name])
+    return _in_float32(in_parts[name])
 
 
 def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,14 +65,14 @@ _NAMED = {"add": "sum", "multiply": "prod"}
 
 
 def _scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Any:
-    return _scatter_reduce(x, dim, index, source, _NAMED[reduce])
+    return scatter_reduce(x, dim, index, source, _NAMED[reduce])
 
 
 def _scatter_value_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Any:
     return _scatter_with(x, dim, index, torch.full(index.shape, value, dtype=x.dtype), reduce=reduce)
 
 
-def _scatter_reduce(
+def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Any:
     if x.dtype == torch.bool or (reduce == "mean" and not x.is_floating_point()):
@@ -352,7 +352,7 @@ INDEXED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.scatter.reduce: _scatter_with,
         aten.scatter.value_reduce: _scatter_value_with,
         aten.scatter_add.default: _scatter_add,
-        aten.scatter_reduce.two: _scatter_reduce,
+        aten.scatter_reduce.two: scatter_reduce,
         aten.index_reduce.default: _index_reduce,
         aten.put.default: _put_at,
         aten.diagonal_scatter.default: _diagonal_scatter,

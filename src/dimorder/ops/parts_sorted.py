@@ -35,7 +35,7 @@ def _moved_to_last(function: Callable[[Tensor], Any], x: Tensor, dim: int) -> An
 
 
 def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
-    return _moved_to_last(lambda y: torch.sort(y, -1, descending), x, dim)
+    return torch.topk(x, x.shape[dim], dim, descending) if x.dim() else _of_number(x)
 
 
 def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:

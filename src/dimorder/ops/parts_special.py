@@ -279,6 +279,7 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.special_xlog1py.self_scalar: _xlog1py,
     aten.special_xlog1py.other_scalar: _xlog1py,
     aten.special_entr.default: _entr,
+    aten.exp2.default: lambda x: torch.pow(2.0, x),
     aten.logaddexp.default: _logaddexp,
     aten.logaddexp2.default: _logaddexp2,
     aten.erfc.default: _erfc,

@@ -354,7 +354,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.sqrt.default: _unary(lambda w, x: mul(w, half_root(w, x), 2.0)),
         aten.rsqrt.default: _unary(lambda w, x: w.elementwise("DIV", 0.5, half_root(w, x))),
         aten.exp.default: _unary(kind1("EXP")),
-        aten.exp2.default: _unary(lambda w, x: w.elementwise("POW", 2.0, x)),
         aten.expm1.default: _unary(expm1),
         aten.log.default: _unary(kind1("LOG")),
         aten.log2.default: _unary(_logarithm(2)),

@@ -256,12 +256,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.amax.default: _extremum("REDUCE_MAX", "REDUCE_ANY"),
         aten.amin.default: _extremum("REDUCE_MIN", "REDUCE_ALL"),
         aten.topk.default: Row(lambda w, a: _topk(w, w.dense(a.self), a.k, a.largest, a.shapes), _check_last),
-        **{
-            name: Row(
-                lambda w, a: _topk(w, w.dense(a.self), a.shape[-1], a.descending, a.shapes), _check_last
-            )
-            for name in (aten.sort.default, aten.sort.stable)
-        },
+        aten.sort.stable: Row(
+            lambda w, a: _topk(w, w.dense(a.self), a.shape[-1], a.descending, a.shapes), _check_last
+        ),
         aten.any.dims: Row(_reduction("REDUCE_ANY", BOOL)),
         aten.all.dims: Row(_reduction("REDUCE_ALL", BOOL)),
         aten.prod.dim_int: Row(_reduction("REDUCE_PROD")),

@@ -21,6 +21,7 @@ from dimorder.layout.costs import counted
 from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
 from dimorder.ops.table import PLAIN
@@ -214,7 +215,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         own_implementations=_OWN,
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
-        in_parts=frozenset(PARTS),
+        in_parts={name: function for name, function in PARTS.items() if name not in REMAINDERS},
         in_float32=frozenset({torch.float64}),
         in_pairs=True,
     )

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_pairs import PAIRS
 from dimorder.targets.table import Table, is_transposed, results
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 
@@ -20,6 +22,31 @@ aten = torch.ops.aten
 
 MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
 FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
+# Operators in parts for which ExecuTorch has a kernel. Its remainder of negative integers has the wrong sign.
+HAVE_KERNEL = frozenset(
+    {
+        *(aten.atanh.default, aten.asinh.default, aten.acosh.default, aten.logit.default),
+        *(aten.max.dim, aten.min.dim, aten.max.default, aten.min.default, aten.prod.default),
+        *(aten.index_put.default, aten.masked_scatter.default, aten.topk.default),
+        *(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.repeat_interleave.Tensor),
+        *(aten.convolution.default, aten.grid_sampler_2d.default, aten._cdist_forward.default),
+        *(aten.native_layer_norm.default, aten.native_group_norm.default),
+        aten._native_batch_norm_legit.no_stats,
+    }
+)
+
+
+def _convolve_in_space(x: Tensor, *others: Any) -> Any:
+    return PARTS[aten.convolution.default](x, *others) if x.dim() == 5 else NotImplemented
+
+
+IN_PARTS = {
+    **{name: parts for name, parts in PARTS.items() if name not in HAVE_KERNEL},
+    **PAIRS,
+    aten.convolution.default: _convolve_in_space,  # ExecuTorch's kernel has one and two dimensions
+}
 
 
 def _unfit(value: Any, is_constant: bool) -> str | None:
@@ -62,8 +89,6 @@ def wrong_outside(node: Node) -> str | None:
         return "ExecuTorch transposes the weight at each call"
     if node.target is aten.convolution.default and value.ndim > 4:
         return "the portable kernel convolves in one and two dimensions"
-    if node.target in (aten.remainder.Scalar, aten.remainder.Tensor) and not value.is_floating_point():
-        return "the portable kernel gives the remainder of a negative integer the sign that C gives it"
     return None
 
 

@@ -82,7 +82,8 @@ def _before_reshape(graph: XnnGraph, value: XnnValue, producers: Mapping[int, An
     node = producers.get(value.id)
     if node is None or kind_of(node) != "StaticReshape":
         return value
-    return graph.values[node.xnode_union.input_id]
+    before: XnnValue = graph.values[node.xnode_union.input_id]
+    return before
 
 
 def _core(shape: Sequence[int]) -> list[int]:

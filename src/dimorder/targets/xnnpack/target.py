@@ -30,7 +30,7 @@ from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
-from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.ops import FLOATS, IN_PARTS, MAX_RANK, OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import partition
 from dimorder.targets.xnnpack.recipes import RECIPES
 from dimorder.targets.xnnpack.spatial import PART_TAPS
@@ -193,6 +193,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         heads=_HEADS,
         fixed_resizes=True,
         at_all_sizes=partial(_at_all_sizes, operators),
+        in_parts=IN_PARTS,
         in_pairs=True,
     )
     return Target(

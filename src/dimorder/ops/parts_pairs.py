@@ -1,0 +1,61 @@
+"""Write scatters and sorts in comparisons of all pairs, for targets that have no operator near them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.ops.parts_indexed import MOST_PAIRS, scatter_reduce
+
+aten = torch.ops.aten
+
+
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Any:
+    """Reduce by an extreme or a product what goes to each place; a row alone is left of other scatters."""
+    written = scatter_reduce(x, dim, index, source, reduce, include_self)
+    if written is not NotImplemented or not x.is_floating_point() or x.numel() * index.numel() > MOST_PAIRS:
+        return written
+    goes_there = index == torch.arange(x.numel()).unsqueeze(-1)
+    if reduce == "prod":
+        found = torch.where(goes_there, source, 1.0).prod(-1)
+        found = found * x if include_self else found
+    else:
+        is_largest = reduce == "amax"
+        found = torch.where(goes_there, source, -torch.inf if is_largest else torch.inf)
+        found = found.amax(-1) if is_largest else found.amin(-1)
+        combine = torch.maximum if is_largest else torch.minimum
+        found = combine(found, x) if include_self else found
+    return torch.where(goes_there.any(-1), found, x)
+
+
+def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    """Count what comes before each value: the smaller values, and equal ones of lower index. It goes there."""
+    if not stable or not x.dim():
+        return torch.sort(x, dim, descending)
+    y = x.transpose(dim, -1)
+    if not x.is_floating_point() or y.numel() * y.shape[-1] > MOST_PAIRS:
+        return NotImplemented
+    places = torch.arange(y.shape[-1])
+    own, other = y.unsqueeze(-1), y.unsqueeze(-2)
+    less, more = (own, other) if descending else (other, own)
+    is_before = torch.logical_or(less < more, _is_nan_alone(more, less))
+    is_equal = torch.logical_or(less == more, torch.logical_and(torch.isnan(less), torch.isnan(more)))
+    is_earlier = torch.logical_and(is_equal, places < places.unsqueeze(-1))
+    ranks = torch.logical_or(is_before, is_earlier).sum(-1)
+    found = torch.zeros_like(ranks).scatter(-1, ranks, places.expand(ranks.shape))
+    return torch.gather(y, -1, found).transpose(dim, -1), found.transpose(dim, -1)
+
+
+def _is_nan_alone(x: Tensor, other: Tensor) -> Tensor:
+    return torch.logical_and(torch.isnan(x), torch.logical_not(torch.isnan(other)))
+
+
+PAIRS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {aten.scatter_reduce.two: _scatter_reduce, aten.sort.stable: _sort_stable}
+)
