@@ -13,13 +13,15 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.captured import Captured, capture
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_bits import BITS
+from dimorder.ops.parts_elementary import ELEMENTARY
 from dimorder.ops.parts_gamma import GAMMA, INCOMPLETE
 from dimorder.ops.parts_special import SPECIAL
 from tests.targets.cases import Net, aten
 from tests.targets.litert.parts_cases import CASES
 
 VALUES = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-41, 1e30, -1e30, 0.5, 1, -1, 1.5, -2.5])
-FUNCTIONS = {**SPECIAL, **GAMMA, **BITS}
+OF_ROWS = {aten.topk.default, aten.diagonal.default}
+FUNCTIONS = {**SPECIAL, **GAMMA, **BITS, **{op: f for op, f in ELEMENTARY.items() if op not in OF_ROWS}}
 TENSORS = {target: sum(str(a.type) == "Tensor" for a in target._schema.arguments) for target in FUNCTIONS}
 FIRST: dict[Any, tuple[Any, ...]] = {
     aten.xlogy.Scalar_Self: (1.5,),

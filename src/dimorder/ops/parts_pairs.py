@@ -35,7 +35,7 @@ def _scatter_reduce(
 
 
 def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    """Count what comes before each value: the smaller values, and equal ones of lower index. It goes there."""
+    """Put each value where it belongs: before it are the smaller ones, and equal ones of a lower index."""
     if not stable or not x.dim():
         return torch.sort(x, dim, descending)
     y = x.transpose(dim, -1)
@@ -47,8 +47,8 @@ def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: b
     is_before = torch.logical_or(less < more, _is_nan_alone(more, less))
     is_equal = torch.logical_or(less == more, torch.logical_and(torch.isnan(less), torch.isnan(more)))
     is_earlier = torch.logical_and(is_equal, places < places.unsqueeze(-1))
-    ranks = torch.logical_or(is_before, is_earlier).sum(-1)
-    found = torch.zeros_like(ranks).scatter(-1, ranks, places.expand(ranks.shape))
+    ranks = torch.logical_or(is_before, is_earlier).to(torch.float32).sum(-1, keepdim=True)
+    found = torch.where(ranks == places, places.unsqueeze(-1).to(torch.float32), 0.0).sum(-2).to(torch.int64)
     return torch.gather(y, -1, found).transpose(dim, -1), found.transpose(dim, -1)
 
 

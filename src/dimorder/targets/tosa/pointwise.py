@@ -281,6 +281,14 @@ def _check_power(a: Arguments) -> str | None:
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 
 
+def _power_of_number(w: TosaWriter, a: Arguments) -> TosaValue:
+    return w.elementwise("POW", a.self, w.dense(a.exponent))
+
+
+def _check_base(a: Arguments) -> str | None:
+    return check_float(a) if a.self > 0 else f"powers of {a.self}: TOSA's POW takes a base above 0"
+
+
 def _prelu(w: TosaWriter, a: Arguments) -> TosaValue:
     return leaky(w, w.dense(a.x), w.dense(a.weight))
 
@@ -300,6 +308,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.maximum.default: _binary(_kind2("MAXIMUM")),
         aten.minimum.default: _binary(_kind2("MINIMUM")),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),
+        aten.pow.Scalar: Row(_power_of_number, _check_base),
         aten.abs.default: _unary_number(_kind("ABS")),
         aten.neg.default: _unary_number(negate),
         aten.square.default: _unary(lambda w, x: mul(w, x, x)),

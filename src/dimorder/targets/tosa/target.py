@@ -20,6 +20,9 @@ from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
+from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_elementary import ELEMENTARY
+from dimorder.ops.parts_pairs import PAIRS
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table
@@ -212,6 +215,7 @@ def _target(
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             split_channels=SPLIT_CHANNELS,
+            in_parts={**PARTS, **PAIRS, **ELEMENTARY},
             in_pairs=True,
         ),
         counted(min_run=MIN_RUN),
