@@ -153,6 +153,14 @@ def by_xnnpack_dynamically(model: nn.Module, *args: Tensor, dims: Any = None) ->
     return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config), dims)
 
 
+def by_x86(model: nn.Module, *args: Tensor) -> nn.Module:
+    """By X86InductorQuantizer: activations are uint8, and the last linear gives floats."""
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as quantizer
+
+    config = quantizer.get_default_x86_inductor_quantization_config()
+    return _converted(model, args, quantizer.X86InductorQuantizer().set_global(config))
+
+
 def by_torchao(model: nn.Module, config: Any) -> nn.Module:
     """By torchao's `quantize_`, every linear layer."""
     from torchao.quantization import quantize_

@@ -197,7 +197,15 @@ def _after(node: Node, target: Any, of: IntegerType, like: Node | None = None) -
 
 
 def _make_signed(program: Captured) -> None:
-    """Insert signed integers between the unsigned integers of a boundary and what computes with them."""
+    """Make unsigned integers signed. Those of a boundary stay, and signed ones follow or precede them."""
+    for node in program.nodes:
+        own = _type_in(node) if node.target is QUANTIZE else None
+        if own is None or own.dtype != torch.uint8:
+            continue
+        if all(user.target is DEQUANTIZE and _type_in(user) == own for user in node.users):
+            for each in (node, *node.users):
+                each.args = (each.args[0], *own.as_type(torch.int8).arguments)
+            set_value(node, node.meta["val"].to(torch.int8))
     for node in program.nodes:
         own = _type_in(node) if node.target in (QUANTIZE, DEQUANTIZE) else None
         if own is None or own.dtype != torch.uint8:
