@@ -27,7 +27,7 @@ from dimorder.plans.network_plan import NetworkPlan
 NAMES = {
     *("DimOrder", "DimorderError", "Layout", "Lowered", "Orders", "Program", "QuantizedNetwork", "Types"),
     *("collate", "convert", "empty", "expect_channels_last", "inspect", "is_channels_last"),
-    *("load", "load_signatures", "lower", "plan", "quantize", "save_signatures"),
+    *("load", "load_signatures", "lower", "lower_sizes", "plan", "quantize", "save_signatures"),
     *("to_channels_last", "to_contiguous", "unblock"),
 }
 ALIASES = {"Orders", "Types"}

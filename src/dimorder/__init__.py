@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
     from dimorder.algebra.layout import Layout
-    from dimorder.api import load, lower, plan
+    from dimorder.api import load, lower, lower_sizes, plan
     from dimorder.capture.integer_boundary import Types
     from dimorder.eager.channels_last import collate, empty, is_channels_last, to_channels_last, to_contiguous
     from dimorder.eager.conversion import convert, unblock
@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "load_signatures",
     "lower",
+    "lower_sizes",
     "plan",
     "quantize",
     "save_signatures",
@@ -53,7 +54,7 @@ __all__ = [
 _HOMES = {
     "algebra.dim_order": ("DimOrder",),
     "algebra.layout": ("Layout",),
-    "api": ("load", "lower", "plan"),
+    "api": ("load", "lower", "lower_sizes", "plan"),
     "capture.integer_boundary": ("Types",),
     "eager.channels_last": ("collate", "empty", "is_channels_last", "to_channels_last", "to_contiguous"),
     "eager.conversion": ("convert", "unblock"),

@@ -1,6 +1,6 @@
 """Run the pipeline: capture, annotate, extract, solve, rewrite, verify, emit, run.
 
-This is the page to read first: `lower` is the whole pipeline, and `load` reads a saved program.
+This is the page to read first: `lower` and `_write` are the whole pipeline, and `load` reads a saved program.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
 from dimorder.pipeline.checking import Checks, emit_artifact
 from dimorder.pipeline.planning import (
+    Problems,
     annotate_variants,
     capture_cheapest,
+    capture_sizes,
     extract_problems,
     has_integers,
+    plan_at,
     plan_float_islands,
     solve_layout,
     write_physical,
 )
-from dimorder.pipeline.source import Network, Request, layout_costs, read_source
-from dimorder.pipeline.variants import contenders, specialize
+from dimorder.pipeline.source import Network, Request, Source, layout_costs, read_source, sources_by_size
+from dimorder.pipeline.variants import Variant, contenders, specialize
 from dimorder.plans.make_contract import Orders
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.runtime.guard import OnMismatch, require_choice
@@ -34,7 +37,7 @@ from dimorder.sizes.symbolic_program import Point
 from dimorder.targets import DEFAULT, find, target_for_file
 from dimorder.targets.base import Target
 
-__all__ = ["Lowered", "load", "lower", "plan"]
+__all__ = ["Lowered", "load", "lower", "lower_sizes", "plan"]
 
 
 def plan(
@@ -164,25 +167,98 @@ def lower(
         key = (chosen.capabilities.implementations, planned.layout_plan.choice)
         if key in lowered:  # another contender has the same plan
             continue
-        physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
-        planned = plan_float_islands(planned, physical, variants)
-        error = clock.step("verify", checks.compare_program, physical, planned)
-        with installed(f"target {chosen.name}", chosen.install):
-            artifact = clock.step("emit", emit_artifact, physical, planned, chosen)
-            runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
-            ran = clock.step("run", checks.compare_artifact, artifact, physical, planned, chosen, runs)
-        lowered[key] = Lowered(
-            plan=planned,
-            physical=physical.program,
-            artifact=artifact,
-            program=source.as_called(variants[0].program),
-            verified=checks.verified(max(error, ran), runs),
-            constant_bytes_added=physical.constant_bytes_added(variants),
-            target=chosen,
-            seconds=clock.seconds,
-            specializations=physical.specializations,
-        )
+        lowered[key] = _write(clock, planned, problems, variants, source, checks, run_artifact)
     return min(lowered.values(), key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
+
+
+def lower_sizes(
+    model: Network,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any,
+    target: str | Target = DEFAULT,
+    input_orders: Orders = None,
+    output_orders: Orders = None,
+    input_types: Types = None,
+    output_types: Types = None,
+    objective: str | None = None,
+    cost_at: Point | None = None,
+    run_artifact: bool | None = None,
+    progress: Progress = lambda step: None,
+) -> dict[tuple[int, ...], Lowered]:
+    """Lower a network to one artifact for each size, with one plan for all of them.
+
+    This is for targets whose graphs have fixed sizes, such as tosa. Each artifact has the same orders at its
+    ends and inside. Each is verified, and its plan is proven at its size.
+
+    Args:
+        model: the network, as for `lower`.
+        args: example positional inputs. All options are as for `lower`.
+        dynamic_shapes: the dynamic sizes, as in torch.export. Their ranges have 64 sizes at most, such as
+            `32 * Dim("rows", min=2, max=8)`.
+
+    Returns:
+        The lowered networks by their dynamic sizes, in the order in which the inputs have them.
+
+    Raises:
+        DimorderError: if the network cannot be lowered at one of the sizes; the error says what to do.
+
+    >>> import torch
+    >>> sizes = ({2: 4 * torch.export.Dim("H", min=2, max=4)},)
+    >>> conv = torch.nn.Conv2d(3, 8, 3).eval()
+    >>> found = lower_sizes(conv, (torch.randn(1, 3, 8, 9),), dynamic_shapes=sizes, target="torch")
+    >>> [(size, lowered.contract.inputs[0].shape) for size, lowered in found.items()]
+    [((8,), (1, 3, 8, 9)), ((12,), (1, 3, 12, 9)), ((16,), (1, 3, 16, 9))]
+    """
+    clock = Clock(progress)
+    orders, types = (input_orders, output_orders), (input_types, output_types)
+    asked = find(target)
+    request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
+    ranges = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
+    points, sources = clock.step("capture", sources_by_size, ranges)
+    variants = clock.step("capture", capture_sizes, points, sources, request, progress)
+    costs = layout_costs(variants[0].target, request.objective)
+    annotated = clock.step("annotate", annotate_variants, variants)
+    problems = clock.step("extract", extract_problems, annotated, variants, costs)
+    planned = clock.step("solve", solve_layout, problems, variants, costs, ranges, request, progress)
+    lowered = {}
+    for problem, variant, source in zip(problems, variants, sources, strict=True):
+        own, checks = plan_at(planned, problem, variant), Checks(source, [variant], request, progress)
+        written = _write(clock, own, [problem], [variant], source, checks, run_artifact)
+        lowered[tuple(variant.point.values())] = written
+    return lowered
+
+
+def _write(
+    clock: Clock,
+    planned: NetworkPlan,
+    problems: Problems,
+    variants: Sequence[Variant],
+    source: Source,
+    checks: Checks,
+    run_artifact: bool | None,
+) -> Lowered:
+    """Write the physical program and the artifact of a plan, and compare both with the network."""
+    chosen = variants[0].target
+    physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
+    planned = plan_float_islands(planned, physical, variants)
+    error = clock.step("verify", checks.compare_program, physical, planned)
+    with installed(f"target {chosen.name}", chosen.install):
+        artifact = clock.step("emit", emit_artifact, physical, planned, chosen)
+        runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
+        ran = clock.step("run", checks.compare_artifact, artifact, physical, planned, chosen, runs)
+    return Lowered(
+        plan=planned,
+        physical=physical.program,
+        artifact=artifact,
+        program=source.as_called(variants[0].program),
+        verified=checks.verified(max(error, ran), runs),
+        constant_bytes_added=physical.constant_bytes_added(variants),
+        target=chosen,
+        seconds=clock.seconds,
+        specializations=physical.specializations,
+    )
 
 
 def load(

@@ -17,7 +17,7 @@ def test_tosa_has_one_graph_per_size() -> None:
     assert refusal(Gated().eval(), torch.ones(2, 3, 8, 8), BATCH, target="tosa") == [
         "target tosa",
         "  found: symbolic sizes, N = 1 … 16: its graphs have fixed ones",
-        "  fix: lower one graph for each size that is needed",
+        "  fix: lower one graph for each size: dimorder.lower_sizes",
     ]
 
 

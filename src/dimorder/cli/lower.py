@@ -21,6 +21,7 @@ from dimorder.cli.options import (
     target_of,
 )
 from dimorder.errors import UsageError
+from dimorder.text import counted
 
 if TYPE_CHECKING:
     from dimorder.lowered import Lowered
@@ -30,6 +31,7 @@ EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
   dimorder lower net.pt2 --target tosa -o net.tosa
+  dimorder lower mymodels:unet --input 1x3xHxW --range H=64..128:32 --range W=64..128:32 -o unet.tosa
   dimorder lower mymodels:unet --input Nx3xHxW --range H=64..256:32 --range W=64..256:32 -o unet.pte
   dimorder lower net.pt2 -o net.pte --quantize int8 --calibrate photos/ --mean 0.5 --std 0.5
   dimorder lower quantised.pt2 -o net.pte --input-type uint8 --input-order NHWC
@@ -37,6 +39,7 @@ EXAMPLES = """\
   dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
 
 Target tosa writes a second file, net.tosa.json: the contract, which is needed to run the first.
+Graphs for tosa and ethos-u have fixed sizes: ranges give one file for each, such as unet-64x96.tosa.
 The keys of --json are stable: docs/json.md.
 A factory is called with torch's seed at 0, and its network put in eval mode."""
 
@@ -78,6 +81,8 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
         beside = {f"{end} beside -o": options.output + end for end in target.files.companions}
         check_outputs({**written, **beside})
     model, args, kwargs = network(options, progress)
+    if options.range and target.dynamic is None:
+        return _answer_by_size((model, args, kwargs), options, progress)
     lowered = pipeline(api.lower, (model, args, kwargs), options, progress, run_artifact=options.run)
     data, fidelity = lowered.to_dict(), ()
     if options.quantize:
@@ -91,6 +96,38 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.print:
         return Answer(lowered.text(options.print), data, files)
     return Answer("\n".join(_lines(lowered, fidelity, options.output)), data, files)
+
+
+def _answer_by_size(
+    named: tuple[Any, Any, Any], options: argparse.Namespace, progress: ProgressLine
+) -> Answer:
+    """Lower a network to one file for each size of its ranges, for a target whose graphs have fixed sizes."""
+    from dimorder import api
+
+    if options.report or options.print or options.quantize:
+        found = f"several graphs: those of target {options.target} have fixed sizes"
+        raise UsageError("dimorder lower", found, "give -o and --json, or fix the sizes")
+    lines, files, data = [], [], {}
+    path = Path(options.output or "")
+    for sizes, lowered in pipeline(
+        api.lower_sizes, named, options, progress, run_artifact=options.run
+    ).items():
+        name = "x".join(map(str, sizes))
+        data[name] = lowered.to_dict()
+        lines.append(f"{name:13}{_cost_line(lowered)}")
+        if options.output:
+            file = path.with_stem(f"{path.stem}-{name}")
+            files.append((str(file), lowered.artifact.data, lowered.artifact.companions))
+    return Answer("\n".join(lines), data, files)
+
+
+def _cost_line(lowered: Lowered) -> str:
+    """Return one line about a lowered network of several: its cost, the proof, its error."""
+    plan = lowered.plan
+    cost = ", ".join(map(counted, plan.cost, plan.units))
+    bound = counted(plan.certificate.lower_bound, plan.units[0])
+    proof = "optimal" if plan.certificate.optimal else f"no plan costs less than {bound}"
+    return f"{cost} ({proof}), {lowered.verified.max_rel_error:.1e} relative error"
 
 
 def _lines(lowered: Lowered, fidelity: Sequence[OutputFidelity], output: str | None) -> Iterator[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
-from dimorder.clock import Progress, StepPart
+from dimorder.clock import Progress, StepPart, report_each
 from dimorder.graph.passes import require
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
@@ -19,14 +20,16 @@ from dimorder.ops.quantization import is_quantized
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant, capture_points, make_variants
-from dimorder.planning.problem import Cost
-from dimorder.planning.solve import LIMIT_S
+from dimorder.planning.problem import Cost, evaluate
+from dimorder.planning.solve import LIMIT_S, solve
 from dimorder.plans.network_plan import NetworkPlan, Place
 from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.symbolic_program import Point, format_point
+
+Problems: TypeAlias = Sequence[Extracted]  # one at each point
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,19 @@ def capture_cheapest(
         return solve_layout(problems, variants, costs, source, request, progress).cost
 
     return min(split, whole, key=cost)
+
+
+def capture_sizes(
+    points: Sequence[Point], sources: Sequence[Source], request: Request, progress: Progress
+) -> list[Variant]:
+    """Return a network at several sizes, each captured like a network of fixed sizes."""
+    found = []
+    for point, source in zip(report_each(points, "capture", progress), sources, strict=True):
+        (variant,) = capture_cheapest(source, [{}], request, lambda step: None)
+        capabilities = replace(variant.target.capabilities, at_all_sizes=None)
+        target = replace(variant.target, capabilities=capabilities)
+        found.append(replace(variant, point=point, target=target))
+    return found
 
 
 def _called(variants: Sequence[Variant]) -> list[object]:
@@ -125,6 +141,17 @@ def solve_layout(
         contract = sizes.make_contract([variant.contract for variant in variants])
     contract = replace(contract, state=state_specs(problem, layout))
     return NetworkPlan(target.name, contract, layout, problem, ranges=proof)
+
+
+def plan_at(planned: NetworkPlan, problem: Extracted, variant: Variant) -> NetworkPlan:
+    """Return a plan for ranges at one size, with what is proven there."""
+    layout = planned.layout_plan
+    found, proven = evaluate(problem.problem, layout.choice), solve(problem.problem).certificate
+    is_optimal = proven.lower_bound == found.cost[0]
+    certificate = replace(proven, cost=found.cost, optimal=is_optimal)
+    own = replace(layout, conversions=found.conversions, cost=found.cost, certificate=certificate)
+    contract = replace(variant.contract, state=state_specs(problem, own))
+    return NetworkPlan(planned.target, contract, own, problem)
 
 
 def write_physical(

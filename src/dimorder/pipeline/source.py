@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +76,26 @@ def read_source(
             args, kwargs = model.examples[0].args, model.examples[0].kwargs
         model = model.module
     return Source(model, args, kwargs, export_symbolic(model, args, kwargs, dynamic_shapes))
+
+
+MOST_GRAPHS = 64  # that are lowered together, one for each size
+
+
+def sources_by_size(source: Source) -> tuple[list[Point], list[Source]]:
+    """Return all points of a network's ranges, and the network at each of them.
+
+    Raises:
+        UsageError: if no size is dynamic, or if the ranges have too many sizes.
+    """
+    if source.sizes is None:
+        raise UsageError("lower_sizes", "no dynamic sizes", "name them in dynamic_shapes, or call lower")
+    points = list(itertools.islice(source.sizes.points(), MOST_GRAPHS + 1))
+    if len(points) > MOST_GRAPHS:
+        found = f"more than {MOST_GRAPHS} sizes in {', '.join(map(str, source.sizes.symbols))}"
+        raise UsageError(
+            "lower_sizes", found, "narrow the ranges, or let sizes be multiples of a larger step"
+        )
+    return points, [Source(source.sizes.at(point), (), None, None) for point in points]
 
 
 def layout_costs(target: Target, objective: str) -> Costs:

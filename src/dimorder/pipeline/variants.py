@@ -66,7 +66,9 @@ def specialize(source: Source, request: Request) -> list[Point]:
         raise UsageError(f"objective {request.objective!r}", found, f"plan by {' or '.join(others)}")
     if target.dynamic is None:
         found = f"symbolic sizes, {names}: its graphs have fixed ones"
-        raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
+        raise UnsupportedError(
+            f"target {target.name}", found, "lower one graph for each size: dimorder.lower_sizes"
+        )
     return sizes.specialization_points(None if request.cost_at is None else sizes.point(request.cost_at))
 
 

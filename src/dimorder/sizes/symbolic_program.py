@@ -93,6 +93,12 @@ class SymbolicProgram:
         """Return the ends of the ranges, in all combinations."""
         return _points(self.symbols, [list(dict.fromkeys(_ends(symbol))) for symbol in self.symbols])
 
+    def points(self) -> Iterator[Point]:
+        """Yield all points of the ranges."""
+        names = [symbol.name for symbol in self.symbols]
+        for sizes in itertools.product(*map(sizes_of, self.symbols)):
+            yield dict(zip(names, sizes, strict=True))
+
     @property
     def middle(self) -> Point:
         """Return the geometric middle of each range: not an end, if there is a size between."""
