@@ -21,10 +21,11 @@ from dimorder.pipeline.planning import (
     capture_cheapest,
     capture_sizes,
     extract_problems,
+    group_alike,
     has_integers,
-    plan_at,
     plan_float_islands,
     solve_layout,
+    solve_sizes,
     write_physical,
 )
 from dimorder.pipeline.source import Network, Request, Source, layout_costs, read_source, sources_by_size
@@ -189,8 +190,9 @@ def lower_sizes(
 ) -> dict[tuple[int, ...], Lowered]:
     """Lower a network to one artifact for each size, with one plan for all of them.
 
-    This is for targets whose graphs have fixed sizes, such as tosa. Each artifact has the same orders at its
-    ends and inside. Each is verified, and its plan is proven at its size.
+    This is for targets whose graphs have fixed sizes, such as tosa. Each artifact is verified, and its plan
+    is proven at its size. Graphs in which a dynamic size is 1 have a plan of their own, since a dimension of
+    size 1 has no order.
 
     Args:
         model: the network, as for `lower`.
@@ -216,18 +218,20 @@ def lower_sizes(
     asked = find(target)
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
     ranges = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
-    points, sources = clock.step("capture", sources_by_size, ranges)
-    variants = clock.step("capture", capture_sizes, points, sources, request, progress)
+    sources = clock.step("capture", sources_by_size, ranges, cost_at or {})
+    variants = clock.step("capture", capture_sizes, sources, request, progress)
     costs = layout_costs(variants[0].target, request.objective)
-    annotated = clock.step("annotate", annotate_variants, variants)
-    problems = clock.step("extract", extract_problems, annotated, variants, costs)
-    planned = clock.step("solve", solve_layout, problems, variants, costs, ranges, request, progress)
     lowered = {}
-    for problem, variant, source in zip(problems, variants, sources, strict=True):
-        own, checks = plan_at(planned, problem, variant), Checks(source, [variant], request, progress)
-        written = _write(clock, own, [problem], [variant], source, checks, run_artifact)
-        lowered[tuple(variant.point.values())] = written
-    return lowered
+    for alike in group_alike(variants):
+        annotated = clock.step("annotate", annotate_variants, alike)
+        problems = clock.step("extract", extract_problems, annotated, alike, costs)
+        plans = clock.step("solve", solve_sizes, problems, alike, sources.wanted, progress)
+        for problem, variant, planned in zip(problems, alike, plans, strict=True):
+            sizes = tuple(variant.point.values())
+            source = sources.by_size[sizes]
+            checks = Checks(source, [variant], request, progress)
+            lowered[sizes] = _write(clock, planned, [problem], [variant], source, checks, run_artifact)
+    return {sizes: lowered[sizes] for sizes in sources.by_size}
 
 
 def _write(

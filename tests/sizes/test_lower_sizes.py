@@ -70,6 +70,16 @@ def test_so_has_each_graph_of_integers(target: str, network: nn.Module) -> None:
         assert len(cycles) == len(SIZES) and cycles[0] < cycles[-1]
 
 
+def test_graphs_for_one_picture_have_a_plan_of_their_own(network: nn.Module) -> None:
+    dims = ({0: Dim("N", min=1, max=3), 3: 8 * Dim("w", min=5, max=6)},)
+    found = dimorder.lower_sizes(network, (X,), dynamic_shapes=dims, target="tosa", output_orders="NC")
+    assert list(found) == [(n, w) for n in (1, 2, 3) for w in (40, 48)]
+    for (n, width), lowered in found.items():
+        assert lowered.plan.certificate.optimal
+        x = torch.randn(n, 3, 16, width)
+        torch.testing.assert_close(lowered.run(x), network(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_has_no_sizes_or_too_many_is_refused(network: nn.Module) -> None:
     many = ({2: 2 * Dim("h", min=4, max=80)},)
     for dims, found in (

@@ -18,7 +18,7 @@ from dimorder.layout.problem import Extracted, choose, extract
 from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.keep_unit_dims import keep_unit_dims
-from dimorder.pipeline.source import Request, Source
+from dimorder.pipeline.source import Request, Source, SourcesBySize
 from dimorder.pipeline.variants import Variant, capture_points, make_variants
 from dimorder.planning.problem import Cost, evaluate
 from dimorder.planning.solve import LIMIT_S, solve
@@ -74,12 +74,11 @@ def capture_cheapest(
     return min(split, whole, key=cost)
 
 
-def capture_sizes(
-    points: Sequence[Point], sources: Sequence[Source], request: Request, progress: Progress
-) -> list[Variant]:
+def capture_sizes(sources: SourcesBySize, request: Request, progress: Progress) -> list[Variant]:
     """Return a network at several sizes, each captured like a network of fixed sizes."""
     found = []
-    for point, source in zip(report_each(points, "capture", progress), sources, strict=True):
+    points = report_each(sources.points, "capture", progress)
+    for point, source in zip(points, sources.by_size.values(), strict=True):
         (variant,) = capture_cheapest(source, [{}], request, lambda step: None)
         capabilities = replace(variant.target.capabilities, at_all_sizes=None)
         target = replace(variant.target, capabilities=capabilities)
@@ -143,15 +142,39 @@ def solve_layout(
     return NetworkPlan(target.name, contract, layout, problem, ranges=proof)
 
 
-def plan_at(planned: NetworkPlan, problem: Extracted, variant: Variant) -> NetworkPlan:
-    """Return a plan for ranges at one size, with what is proven there."""
-    layout = planned.layout_plan
-    found, proven = evaluate(problem.problem, layout.choice), solve(problem.problem).certificate
-    is_optimal = proven.lower_bound == found.cost[0]
-    certificate = replace(proven, cost=found.cost, optimal=is_optimal)
-    own = replace(layout, conversions=found.conversions, cost=found.cost, certificate=certificate)
-    contract = replace(variant.contract, state=state_specs(problem, own))
-    return NetworkPlan(planned.target, contract, own, problem)
+def group_alike(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Group a network's variants at several sizes by the sizes that are 1: such a dimension has no order."""
+    found: dict[tuple[str, ...], list[Variant]] = {}
+    for variant in variants:
+        found.setdefault(tuple(name for name, size in variant.point.items() if size == 1), []).append(variant)
+    return list(found.values())
+
+
+def solve_sizes(
+    problems: Problems, variants: Sequence[Variant], wanted: Point, progress: Progress
+) -> list[NetworkPlan]:
+    """Return one plan at each of several sizes, with what is proven there.
+
+    Args:
+        problems: The layout problem at each size.
+        variants: The network at each size.
+        wanted: The plan is the cheapest at the size that is nearest to this one.
+        progress: Is told of each size.
+    """
+
+    def distance(variant: Variant) -> int:
+        return sum(abs(size - wanted[name]) for name, size in variant.point.items())
+
+    target = variants[0].target
+    nearest = min(range(len(variants)), key=lambda i: distance(variants[i]))
+    layout, plans = choose(problems[nearest], target.capabilities.max_rank), []
+    for problem, variant in zip(report_each(problems, "solve", progress), variants, strict=True):
+        found, proven = evaluate(problem.problem, layout.choice), solve(problem.problem).certificate
+        certificate = replace(proven, cost=found.cost, optimal=proven.lower_bound == found.cost[0])
+        own = replace(layout, conversions=found.conversions, cost=found.cost, certificate=certificate)
+        contract = replace(variant.contract, state=state_specs(problem, own))
+        plans.append(NetworkPlan(target.name, contract, own, problem))
+    return plans
 
 
 def write_physical(

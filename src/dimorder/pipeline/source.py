@@ -81,21 +81,35 @@ def read_source(
 MOST_GRAPHS = 64  # that are lowered together, one for each size
 
 
-def sources_by_size(source: Source) -> tuple[list[Point], list[Source]]:
-    """Return all points of a network's ranges, and the network at each of them.
+@dataclass(frozen=True)
+class SourcesBySize:
+    """A network with fixed sizes, at each point of its ranges.
+
+    Attributes:
+        points: The points.
+        by_size: The network at each, by its dynamic sizes.
+        wanted: The point that the plan is made for.
+    """
+
+    points: Sequence[Point]
+    by_size: Mapping[tuple[int, ...], Source]
+    wanted: Point
+
+
+def sources_by_size(source: Source, cost_at: Point) -> SourcesBySize:
+    """Return a network at all points of its ranges.
 
     Raises:
-        UsageError: if no size is dynamic, or if the ranges have too many sizes.
+        UsageError: if no size is dynamic, if the ranges have too many sizes, or if `cost_at` is not in them.
     """
     if source.sizes is None:
         raise UsageError("lower_sizes", "no dynamic sizes", "name them in dynamic_shapes, or call lower")
     points = list(itertools.islice(source.sizes.points(), MOST_GRAPHS + 1))
     if len(points) > MOST_GRAPHS:
         found = f"more than {MOST_GRAPHS} sizes in {', '.join(map(str, source.sizes.symbols))}"
-        raise UsageError(
-            "lower_sizes", found, "narrow the ranges, or let sizes be multiples of a larger step"
-        )
-    return points, [Source(source.sizes.at(point), (), None, None) for point in points]
+        raise UsageError("lower_sizes", found, "narrow the ranges, or take multiples of a larger step")
+    by_size = {tuple(point.values()): Source(source.sizes.at(point), (), None, None) for point in points}
+    return SourcesBySize(points, by_size, source.sizes.point(cost_at))
 
 
 def layout_costs(target: Target, objective: str) -> Costs:
