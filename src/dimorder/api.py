@@ -34,7 +34,7 @@ from dimorder.plans.make_contract import Orders
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
-from dimorder.sizes.symbolic_program import Point
+from dimorder.sizes.symbolic_program import Point, at_point
 from dimorder.targets import DEFAULT, find, target_for_file
 from dimorder.targets.base import Target
 
@@ -177,7 +177,7 @@ def lower_sizes(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    dynamic_shapes: Any,
+    dynamic_shapes: Any = None,
     target: str | Target = DEFAULT,
     input_orders: Orders = None,
     output_orders: Orders = None,
@@ -191,14 +191,15 @@ def lower_sizes(
     """Lower a network to one artifact for each size, with one plan for all of them.
 
     This is for targets whose graphs have fixed sizes, such as tosa. Each artifact is verified, and its plan
-    is proven at its size. Graphs in which a dynamic size is 1 have a plan of their own, since a dimension of
-    size 1 has no order.
+    is proven at its size. A dimension of size 1 has no order. So graphs with other dimensions of size 1 have
+    a plan of their own, such as those for a batch of 1.
 
     Args:
         model: the network, as for `lower`.
-        args: example positional inputs. All options are as for `lower`.
+        args: example positional inputs. All options are as for `lower`, except the objectives "time" and
+            "cycles", which are known of one size only.
         dynamic_shapes: the dynamic sizes, as in torch.export. Their ranges have 64 sizes at most, such as
-            `32 * Dim("rows", min=2, max=8)`.
+            `32 * Dim("rows", min=2, max=8)`. An exported program has its own.
 
     Returns:
         The lowered networks by their dynamic sizes, in the order in which the inputs have them.
@@ -218,7 +219,7 @@ def lower_sizes(
     asked = find(target)
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
     ranges = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
-    sources = clock.step("capture", sources_by_size, ranges, cost_at or {})
+    sources = clock.step("capture", sources_by_size, ranges, request)
     variants = clock.step("capture", capture_sizes, sources, request, progress)
     costs = layout_costs(variants[0].target, request.objective)
     lowered = {}
@@ -228,9 +229,11 @@ def lower_sizes(
         plans = clock.step("solve", solve_sizes, problems, alike, sources.wanted, progress)
         for problem, variant, planned in zip(problems, alike, plans, strict=True):
             sizes = tuple(variant.point.values())
-            source = sources.by_size[sizes]
+            source = sources.by_size[sizes].compared_with(ranges.model)
             checks = Checks(source, [variant], request, progress)
-            lowered[sizes] = _write(clock, planned, [problem], [variant], source, checks, run_artifact)
+            with at_point(variant.point):
+                own = Clock(progress)
+                lowered[sizes] = _write(own, planned, [problem], [variant], source, checks, run_artifact)
     return {sizes: lowered[sizes] for sizes in sources.by_size}
 
 

@@ -78,6 +78,13 @@ def test_special_values(target: Any) -> None:
     assert_same(FUNCTIONS[target](*args), target(*args))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_limits_of_numbers_are_those_of_their_type(dtype: torch.dtype) -> None:
+    x = VALUES.to(dtype)
+    module = capture(Net(torch.nan_to_num), (x,), in_parts=ELEMENTARY).module
+    assert torch.equal(module(x)[0], torch.nan_to_num(x))
+
+
 @pytest.mark.parametrize("n", range(2, 7))
 def test_derivatives_of_digamma(n: int) -> None:
     x = torch.linspace(-7.13, 9.21, 301)

@@ -70,14 +70,28 @@ def test_so_has_each_graph_of_integers(target: str, network: nn.Module) -> None:
         assert len(cycles) == len(SIZES) and cycles[0] < cycles[-1]
 
 
-def test_graphs_for_one_picture_have_a_plan_of_their_own(network: nn.Module) -> None:
-    dims = ({0: Dim("N", min=1, max=3), 3: 8 * Dim("w", min=5, max=6)},)
-    found = dimorder.lower_sizes(network, (X,), dynamic_shapes=dims, target="tosa", output_orders="NC")
-    assert list(found) == [(n, w) for n in (1, 2, 3) for w in (40, 48)]
-    for (n, width), lowered in found.items():
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {0: Dim("N", min=1, max=3), 3: 8 * Dim("w", min=5, max=6)},
+        {2: 4 * Dim("h", min=1, max=4)},  # 4 rows become 2, then 1
+    ],
+)
+def test_graphs_with_other_dimensions_of_size_1_are_lowered_too(
+    dims: dict[int, Dim], network: nn.Module
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, stride=2, padding=1), network).eval()
+    found = dimorder.lower_sizes(model, (X,), dynamic_shapes=(dims,), target="tosa")
+    assert len(found) == (6 if 0 in dims else 4)
+    for lowered in found.values():
         assert lowered.plan.certificate.optimal
-        x = torch.randn(n, 3, 16, width)
-        torch.testing.assert_close(lowered.run(x), network(x), rtol=1e-4, atol=1e-5)
+        x = torch.randn(lowered.contract.inputs[0].shape)
+        torch.testing.assert_close(lowered.run(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_objective_that_is_known_of_one_size_is_refused(network: nn.Module) -> None:
+    with pytest.raises(UsageError, match="its costs are known of fixed ones"):
+        dimorder.lower_sizes(network, (X,), dynamic_shapes=DIMS, target="xnnpack", objective="time")
 
 
 def test_what_has_no_sizes_or_too_many_is_refused(network: nn.Module) -> None:
@@ -107,7 +121,10 @@ def test_the_command_writes_a_file_for_each_size(
     assert program(torch.randn(1, 3, 24, 40)).shape == (1, 5)
 
 
-def test_the_command_prints_no_program_of_several(at_root: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_no_program_of_several(
+    tmp_path: Path, at_root: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     command = ["lower", "tests.sizes.test_lower_sizes:Pooled", "--input", "1x3xHx40", "--range", "H=16..32:8"]
-    assert main([*command, "--target", "tosa", "--print", "physical"]) == 2
+    assert main([*command, "-o", str(tmp_path / "net.tosa"), "--print", "physical"]) == 2
+    assert not list(tmp_path.iterdir())
     assert "found: several graphs: those of target tosa have fixed sizes" in capfd.readouterr().err

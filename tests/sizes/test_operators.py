@@ -277,3 +277,21 @@ def test_other_reductions_over_pixels_have_their_numbers(target: str, shape: str
     lowered = lower(module, shape, target=target)
     for sizes in PICTURES:
         assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-5
+
+
+class Parted(nn.Module):
+    """Operators that ExecuTorch and LiteRT lack, or have with the wrong sign."""
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.lgamma(x), torch.exp2(x), torch.sort(x, -1).values, i % 3
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_operators_in_parts_have_dynamic_sizes(target: str) -> None:
+    net, batch = Parted(), {0: Dim("N", min=2, max=9)}
+    i = torch.arange(-6, 6).reshape(3, 4)
+    lowered = dimorder.lower(net, (torch.randn(3, 5), i), dynamic_shapes=(batch, batch), target=target)
+    for size in (2, 5, 9):
+        given = torch.randn(size, 5), torch.randint(-9, 9, (size, 4))
+        for got, wanted in zip(lowered.run(*given), net(*given), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dimorder.cli import sizes
 from dimorder.cli.answer import Answer, check_outputs, output_paths
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import (
@@ -80,8 +81,13 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
         target.check_name(Path(options.output))
         beside = {f"{end} beside -o": options.output + end for end in target.files.companions}
         check_outputs({**written, **beside})
+    fixed = target.dynamic is None
+    by_size = fixed and bool(sizes.symbols(options.input, options.range))
+    if by_size:
+        _require_no_page(options, target.name)
     model, args, kwargs = network(options, progress)
-    if options.range and target.dynamic is None:
+    if by_size or (fixed and getattr(model, "range_constraints", None)):
+        _require_no_page(options, target.name)
         return _answer_by_size((model, args, kwargs), options, progress)
     lowered = pipeline(api.lower, (model, args, kwargs), options, progress, run_artifact=options.run)
     data, fidelity = lowered.to_dict(), ()
@@ -98,25 +104,29 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     return Answer("\n".join(_lines(lowered, fidelity, options.output)), data, files)
 
 
+def _require_no_page(options: argparse.Namespace, target: str) -> None:
+    """Refuse options that are of one program, where a target needs one graph for each size."""
+    if options.report or options.print or options.quantize:
+        found = f"several graphs: those of target {target} have fixed sizes"
+        raise UsageError("dimorder lower", found, "give -o and --json alone, or fix the sizes")
+
+
 def _answer_by_size(
     named: tuple[Any, Any, Any], options: argparse.Namespace, progress: ProgressLine
 ) -> Answer:
     """Lower a network to one file for each size of its ranges, for a target whose graphs have fixed sizes."""
     from dimorder import api
 
-    if options.report or options.print or options.quantize:
-        found = f"several graphs: those of target {options.target} have fixed sizes"
-        raise UsageError("dimorder lower", found, "give -o and --json, or fix the sizes")
     lines, files, data = [], [], {}
     path = Path(options.output or "")
-    for sizes, lowered in pipeline(
-        api.lower_sizes, named, options, progress, run_artifact=options.run
-    ).items():
-        name = "x".join(map(str, sizes))
+    found = pipeline(api.lower_sizes, named, options, progress, run_artifact=options.run)
+    for size, lowered in found.items():
+        name = "x".join(map(str, size))
+        file = path.with_stem(f"{path.stem}-{name}") if options.output else None
         data[name] = lowered.to_dict()
-        lines.append(f"{name:13}{_cost_line(lowered)}")
-        if options.output:
-            file = path.with_stem(f"{path.stem}-{name}")
+        written = "" if file is None else f", {file}"
+        lines.append(f"{name:13}{_cost_line(lowered)}{written}")
+        if file is not None:
             files.append((str(file), lowered.artifact.data, lowered.artifact.companions))
     return Answer("\n".join(lines), data, files)
 

@@ -41,6 +41,9 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     }
 )
 
+# Its limits are those of the type, and it computes nothing that needs another one.
+_AS_THEY_ARE = frozenset({aten.nan_to_num.default})
+
 
 def parts_of(
     name: Any, args: Sequence[Value], in_parts: Mapping[Any, Callable[..., Any]]
@@ -50,7 +53,7 @@ def parts_of(
         return None
     if name is aten.convolution.default and not any(isinstance(each, torch.fx.Node) for each in args[1:3]):
         return None
-    return _in_float32(in_parts[name])
+    return in_parts[name] if name in _AS_THEY_ARE else _in_float32(in_parts[name])
 
 
 def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:

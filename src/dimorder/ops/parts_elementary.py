@@ -34,6 +34,10 @@ def _asin(x: Tensor) -> Tensor:
     return _atan(x / torch.sqrt((1 - x) * (1 + x)))
 
 
+def _acos(x: Tensor) -> Tensor:
+    return 2 * _atan(torch.sqrt((1 - x) / (1 + x)))
+
+
 def _is_below(x: Tensor) -> Tensor:
     """Return whether numbers are negative; -0 is."""
     return torch.where(x == 0, 1 / x < 0, x < 0)
@@ -73,6 +77,8 @@ def _sign(x: Tensor) -> Tensor:
 def _nan_to_num(
     x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
+    if not x.is_floating_point():
+        return x
     limits = torch.finfo(x.dtype)
     y = torch.where(x == math.inf, limits.max if posinf is None else posinf, x)
     y = torch.where(x == -math.inf, limits.min if neginf is None else neginf, y)
@@ -105,7 +111,7 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
 _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.atan.default: _atan,
     aten.asin.default: _asin,
-    aten.acos.default: lambda x: math.pi / 2 - _asin(x),
+    aten.acos.default: _acos,
     aten.atan2.default: _atan2,
     aten.expm1.default: _expm1,
     aten.cosh.default: _cosh,
@@ -115,7 +121,6 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.sgn.default: _sign,
     aten.isinf.default: lambda x: x.abs() == math.inf,
     aten.isfinite.default: lambda x: x.abs() < math.inf,
-    aten.nan_to_num.default: _nan_to_num,
     aten.softshrink.default: _softshrink,
     aten.hardshrink.default: _hardshrink,
     aten.topk.default: _topk,
@@ -123,6 +128,7 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
 ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **{target: of_floats(function) for target, function in _OF_FLOATS.items()},
+        aten.nan_to_num.default: _nan_to_num,
         aten.clamp_min.Tensor: torch.maximum,
         aten.clamp_max.Tensor: torch.minimum,
         aten.max.other: torch.maximum,

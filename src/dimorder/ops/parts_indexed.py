@@ -65,7 +65,7 @@ _NAMED = {"add": "sum", "multiply": "prod"}
 
 
 def _scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Any:
-    return scatter_reduce(x, dim, index, source, _NAMED[reduce])
+    return torch.scatter_reduce(x, dim, index, source, _NAMED[reduce])
 
 
 def _scatter_value_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Any:

@@ -18,6 +18,8 @@ def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Any:
     """Reduce by an extreme or a product what goes to each place; a row alone is left of other scatters."""
+    if not index.numel():
+        return x
     written = scatter_reduce(x, dim, index, source, reduce, include_self)
     if written is not NotImplemented or not x.is_floating_point() or x.numel() * index.numel() > MOST_PAIRS:
         return written

@@ -13,8 +13,10 @@ aten = torch.ops.aten
 
 
 def _remainder(x: Tensor, y: Any) -> Any:
-    if torch.result_type(x, y).is_floating_point:
+    dtype = torch.result_type(x, y)
+    if dtype.is_floating_point or dtype == torch.bool:
         return NotImplemented
+    x = x.to(dtype)
     return x - torch.div(x, y, rounding_mode="floor") * y
 
 

@@ -40,7 +40,7 @@ def keep_unit_dims(programs: Sequence[ExportedProgram]) -> list[ExportedProgram]
     >>> [str(node.target) for node in programs[0].graph.nodes]
     ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
     """
-    rows = list(zip(*(_views(program.graph) for program in programs), strict=True))
+    rows = list(zip(*(_views(program.graph) for program in programs), strict=False))
     dynamic = [row for row in rows if len({shape_of(view) for view in row}) > 1]
     if not any(_ones(row[0]) for row in dynamic):
         return list(programs)

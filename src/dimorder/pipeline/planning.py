@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
 from dimorder.clock import Progress, StepPart, report_each
+from dimorder.graph.nodes import tensors_in
 from dimorder.graph.passes import require
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
@@ -27,7 +28,7 @@ from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.symbolic_program import Point, format_point
+from dimorder.sizes.symbolic_program import Point, at_point, format_point
 
 Problems: TypeAlias = Sequence[Extracted]  # one at each point
 
@@ -79,7 +80,8 @@ def capture_sizes(sources: SourcesBySize, request: Request, progress: Progress) 
     found = []
     points = report_each(sources.points, "capture", progress)
     for point, source in zip(points, sources.by_size.values(), strict=True):
-        (variant,) = capture_cheapest(source, [{}], request, lambda step: None)
+        with at_point(point):
+            (variant,) = capture_cheapest(source, [{}], request, lambda step: None)
         capabilities = replace(variant.target.capabilities, at_all_sizes=None)
         target = replace(variant.target, capabilities=capabilities)
         found.append(replace(variant, point=point, target=target))
@@ -143,10 +145,12 @@ def solve_layout(
 
 
 def group_alike(variants: Sequence[Variant]) -> list[list[Variant]]:
-    """Group a network's variants at several sizes by the sizes that are 1: such a dimension has no order."""
-    found: dict[tuple[str, ...], list[Variant]] = {}
+    """Group a network's variants at several sizes by their dimensions of size 1, which have no order."""
+    found: dict[object, list[Variant]] = {}
     for variant in variants:
-        found.setdefault(tuple(name for name, size in variant.point.items() if size == 1), []).append(variant)
+        values = (each for node in variant.program.nodes for each in tensors_in(node.meta.get("val")))
+        units = tuple(tuple(size == 1 for size in value.shape) for value in values)
+        found.setdefault(units, []).append(variant)
     return list(found.values())
 
 

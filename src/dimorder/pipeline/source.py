@@ -61,6 +61,10 @@ class Source:
             return program
         return replace(program, exported=self.sizes.exported, examples=self.sizes.examples)
 
+    def compared_with(self, model: Network) -> Source:
+        """Return the network whose results are compared with those of the module that was given, if any."""
+        return replace(self, model=model) if isinstance(model, torch.nn.Module) else self
+
 
 def read_source(
     model: Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
@@ -96,20 +100,44 @@ class SourcesBySize:
     wanted: Point
 
 
-def sources_by_size(source: Source, cost_at: Point) -> SourcesBySize:
+def sources_by_size(source: Source, request: Request) -> SourcesBySize:
     """Return a network at all points of its ranges.
 
     Raises:
-        UsageError: if no size is dynamic, if the ranges have too many sizes, or if `cost_at` is not in them.
+        UsageError: if no size is dynamic, if the ranges have too many sizes, or if the costs of the objective
+            are not known of several sizes.
+        UnsupportedError: if the network does not accept one of the sizes.
     """
-    if source.sizes is None:
+    sizes = source.sizes
+    if sizes is None:
         raise UsageError("lower_sizes", "no dynamic sizes", "name them in dynamic_shapes, or call lower")
-    points = list(itertools.islice(source.sizes.points(), MOST_GRAPHS + 1))
+    require_costs_of_sizes(request, sizes)
+    points = list(itertools.islice(sizes.points(), MOST_GRAPHS + 1))
     if len(points) > MOST_GRAPHS:
-        found = f"more than {MOST_GRAPHS} sizes in {', '.join(map(str, source.sizes.symbols))}"
+        found = f"more than {MOST_GRAPHS} sizes in {', '.join(map(str, sizes.symbols))}"
         raise UsageError("lower_sizes", found, "narrow the ranges, or take multiples of a larger step")
-    by_size = {tuple(point.values()): Source(source.sizes.at(point), (), None, None) for point in points}
-    return SourcesBySize(points, by_size, source.sizes.point(cost_at))
+    by_size = {}
+    for point in points:
+        try:
+            by_size[tuple(point.values())] = Source(sizes.at(point), (), None, None)
+        except RuntimeError:
+            sizes.require(point)  # it says which operator does not accept these sizes
+            raise
+    return SourcesBySize(points, by_size, sizes.point(request.cost_at or {}))
+
+
+def require_costs_of_sizes(request: Request, sizes: SymbolicProgram) -> None:
+    """Refuse an objective whose costs are known of networks of fixed sizes only.
+
+    Raises:
+        UsageError: for such an objective.
+    """
+    target = request.target
+    if layout_costs(target, request.objective).configuration is None:
+        names = ", ".join(map(str, sizes.symbols))
+        found = f"symbolic sizes, {names}: its costs are known of fixed ones"
+        others = [name for name, costs in target.costs.items() if costs.configuration is not None]
+        raise UsageError(f"objective {request.objective!r}", found, f"plan by {' or '.join(others)}")
 
 
 def layout_costs(target: Target, objective: str) -> Costs:

@@ -18,13 +18,13 @@ from dimorder.capture.integer_boundary import Types, boundary_types, set_boundar
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.clock import Progress
 from dimorder.contract import Contract
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import has_branches
 from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.table import OPERATORS
-from dimorder.pipeline.source import Request, Source, layout_costs
+from dimorder.pipeline.source import Request, Source, layout_costs, require_costs_of_sizes
 from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
 from dimorder.sizes.size_notes import record_dynamic_dims, record_max_shapes, record_uneven_cuts
@@ -59,12 +59,9 @@ def specialize(source: Source, request: Request) -> list[Point]:
     sizes, target = source.sizes, request.target
     if sizes is None:
         return [{}]
-    names = ", ".join(map(str, sizes.symbols))
-    if layout_costs(target, request.objective).configuration is None:
-        found = f"symbolic sizes, {names}: its costs are known of fixed ones"
-        others = [name for name, costs in target.costs.items() if costs.configuration is not None]
-        raise UsageError(f"objective {request.objective!r}", found, f"plan by {' or '.join(others)}")
+    require_costs_of_sizes(request, sizes)
     if target.dynamic is None:
+        names = ", ".join(map(str, sizes.symbols))
         found = f"symbolic sizes, {names}: its graphs have fixed ones"
         raise UnsupportedError(
             f"target {target.name}", found, "lower one graph for each size: dimorder.lower_sizes"
@@ -178,8 +175,10 @@ def _capture_specializations(
 def _capture_point(
     sizes: SymbolicProgram, target: Target, point: Point, slices: Mapping[str, Slices]
 ) -> Captured:
+    capabilities = target.capabilities
+    forms: dict[str, Any] = {"in_parts": capabilities.in_parts, "in_pairs": capabilities.in_pairs}
     try:
-        return capture(sizes.at(point), slices=slices, in_pairs=target.capabilities.in_pairs)
+        return capture(sizes.at(point), slices=slices, **forms)
     except Exception as error:
         sizes.require(point)  # it says which operator does not accept these sizes
         if not isinstance(error, RuntimeError):

@@ -40,7 +40,7 @@ def record_dynamic_dims(programs: Sequence[Graph]) -> None:
     """
     reductions = ([n for n in graph.nodes if _is_reduction(n)] for graph in programs)
     for row in zip(*reductions, strict=False):
-        sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=True)
+        sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=False)
         dims = tuple(dim for dim, each in enumerate(sizes) if len(set(each)) > 1)
         for node in row:
             set_meta(node, DYNAMIC, dims)

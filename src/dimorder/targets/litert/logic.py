@@ -85,7 +85,7 @@ def _hardshrink(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _nan_to_num(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x, most = w.dense(a.self), torch.finfo(F32).max
+    x, most = w.dense(a.self), torch.finfo(a.dtype).max
     high, low = most if a.posinf is None else a.posinf, -most if a.neginf is None else a.neginf
     y = select(w, w.elementwise("EQUAL", x, math.inf, dtype=BOOL), float(high), x)
     y = select(w, w.elementwise("EQUAL", x, -math.inf, dtype=BOOL), float(low), y)

@@ -15,6 +15,7 @@ from torch.fx import Node
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_pairs import PAIRS
+from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.targets.table import Table, is_transposed, results
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 
@@ -24,7 +25,7 @@ MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
 FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
-# Operators in parts for which ExecuTorch has a kernel. Its remainder of negative integers has the wrong sign.
+# Operators in parts that stay whole: ExecuTorch has a kernel.
 HAVE_KERNEL = frozenset(
     {
         *(aten.atanh.default, aten.asinh.default, aten.acosh.default, aten.logit.default),
@@ -89,6 +90,8 @@ def wrong_outside(node: Node) -> str | None:
         return "ExecuTorch transposes the weight at each call"
     if node.target is aten.convolution.default and value.ndim > 4:
         return "the portable kernel convolves in one and two dimensions"
+    if node.target in REMAINDERS and not value.is_floating_point():
+        return "the portable kernel gives the remainder of a negative integer the sign that C gives it"
     return None
 
 

@@ -57,7 +57,8 @@ def multiply_unit_dims(graph: XnnGraph, reshape: Any, one: XnnValue) -> None:
 
 
 def _changes_unit_dims(graph: XnnGraph, reshape: Any) -> bool:
-    return _core(graph.values[reshape.input_id].shape) == _core(reshape.new_shape)
+    before = graph.values[reshape.input_id].shape
+    return without_leading_ones(before) == without_leading_ones(reshape.new_shape)
 
 
 def _with_shape(graph: XnnGraph, index: int, shape: _DimsOfValue) -> dict[int, _DimsOfValue] | None:
@@ -112,13 +113,13 @@ def _set_shapes(graph: XnnGraph, found: Mapping[int, _DimsOfValue]) -> None:
                 node.perm, node.num_dims = perm, len(perm)
 
 
-def _core(shape: Sequence[int]) -> _DimsOfValue:
+def without_leading_ones(shape: Sequence[int]) -> _DimsOfValue:
     return tuple(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def _of_rank(rank: int, shape: Sequence[int]) -> _DimsOfValue | None:
     """Return the shape with as many leading ones as that rank needs."""
-    core = _core(shape)
+    core = without_leading_ones(shape)
     return None if len(core) > rank else (1,) * (rank - len(core)) + core
 
 

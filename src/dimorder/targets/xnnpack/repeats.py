@@ -5,7 +5,6 @@ Grouped attention repeats its keys and values: several heads of queries read one
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, drop_unread, kind_of, reads_of
+from dimorder.targets.xnnpack.ranks import without_leading_ones
 
 
 def merge_repeats_into_rows(graph: XnnGraph) -> None:
@@ -39,7 +39,7 @@ def _merged(graph: XnnGraph, node: Any, producers: Mapping[int, Any]) -> list[An
     product, nodes = node.xnode_union, list[Any]()
     left, wide, result = (graph.values[i] for i in (product.input1_id, product.input2_id, product.output_id))
     found = _source_of_repeats(graph, wide, producers)
-    if found is None or _core(left.shape[:-2]) != _core(wide.shape[:-2]):
+    if found is None or without_leading_ones(left.shape[:-2]) != without_leading_ones(wide.shape[:-2]):
         return None
     source, repeats = found
     batch = source.shape[:-3]
@@ -84,10 +84,6 @@ def _before_reshape(graph: XnnGraph, value: XnnValue, producers: Mapping[int, An
         return value
     before: XnnValue = graph.values[node.xnode_union.input_id]
     return before
-
-
-def _core(shape: Sequence[int]) -> list[int]:
-    return list(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def _without_ones(graph: XnnGraph, node: Any) -> XnnValue | None:
