@@ -152,9 +152,9 @@ MECHANISMS = {
         x            2×9×7×3           NHWC  input
         conv2d       2×9×7×8           NHWC  conv2d_nhwc(x, a_weight[8×3×3×3], a_bias[8], padding 1)
         conv2d.NCHW  2×8×9×7           NCHW  convert conv2d, 4,032 bytes
-        sort         2×8×9×7, 2×8×9×7  NCHW  outside: sort(conv2d.NCHW, dim 1)
-        sort.NHWC    2×9×7×8           NHWC  convert sort.0, 4,032 bytes
-        conv2d_2     2×9×7×5           NHWC  conv2d_nhwc(sort.NHWC, b_weight[5×3×3×8], b_bias[5], padding 1)
+        topk         2×8×9×7, 2×8×9×7  NCHW  outside: topk(conv2d.NCHW, k 8, dim 1, largest False)
+        topk.NHWC    2×9×7×8           NHWC  convert topk.0, 4,032 bytes
+        conv2d_2     2×9×7×5           NHWC  conv2d_nhwc(topk.NHWC, b_weight[5×3×3×8], b_bias[5], padding 1)
         output0      2×9×7×5           NHWC  conv2d_2
         """,
         "NHWC",
