@@ -54,7 +54,7 @@ class Unruly(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        x = torch.linalg.inv(x + torch.eye(5) * 50)
+        x = torch.linalg.inv(x + torch.eye(x.shape[-1]) * 50)
         return self.second(x)
 
 

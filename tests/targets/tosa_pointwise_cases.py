@@ -98,6 +98,7 @@ ELEMENTWISE: dict[str, Case] = {
     "powers below 0": (lambda x: (x**-2, x**-5, x**-16), (Y.sign() * (Y.abs() + 0.5),), ()),
     "powers, added": (lambda x: x**3 + x**4 + x**1, (Y,), ()),
     "powers of positive numbers": (lambda x: x**0.5 + x**-0.5 + x**-1 + x**1.7, (P,), ()),
+    "powers of a number": (lambda x: (2**x, 0.7**x), (Y,), ()),
     "reciprocal": (torch.reciprocal, (P,), ()),
     "comparisons": (
         lambda x, y: (x == y, x != y, x > y, x >= y, x < y, x <= y),
