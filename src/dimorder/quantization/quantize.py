@@ -54,8 +54,8 @@ class QuantizedNetwork:
     (2, torch.Size([1, 8, 3, 5]))
     >>> from dimorder.api import lower
     >>> (found,) = quantised.compare(lower(quantised, (x,)))
-    >>> found.name, found.snr_db > 30, found.quanta
-    ('output0', True, 0)
+    >>> found.name, found.snr_db > 30, found.quanta <= 1
+    ('output0', True, True)
     """
 
     module: GraphModule
