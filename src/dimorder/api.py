@@ -77,8 +77,7 @@ def plan(
     """
     clock = Clock(progress)
     orders, types = (input_orders, output_orders), (input_types, output_types)
-    asked = find(target)
-    request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
+    request = _request(target, objective, orders, types, cost_at)
     source = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     points = specialize(source, request)
     variants = clock.step("capture", capture_cheapest, source, points, request, progress)
@@ -154,8 +153,7 @@ def lower(
     """
     clock, lowered = Clock(progress), dict[object, Lowered]()
     orders, types = (input_orders, output_orders), (input_types, output_types)
-    asked = find(target)
-    request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
+    request = _request(target, objective, orders, types, cost_at)
     source = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     points = specialize(source, request)
     captured = clock.step("capture", capture_cheapest, source, points, request, progress)
@@ -216,8 +214,7 @@ def lower_sizes(
     """
     clock = Clock(progress)
     orders, types = (input_orders, output_orders), (input_types, output_types)
-    asked = find(target)
-    request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
+    request = _request(target, objective, orders, types, cost_at)
     ranges = clock.step("capture", read_source, model, args, kwargs, dynamic_shapes)
     sources = clock.step("capture", sources_by_size, ranges, request)
     variants = clock.step("capture", capture_sizes, sources, request, progress)
@@ -235,6 +232,17 @@ def lower_sizes(
                 own = Clock(progress)
                 lowered[sizes] = _write(own, planned, [problem], [variant], source, checks, run_artifact)
     return {sizes: lowered[sizes] for sizes in sources.by_size}
+
+
+def _request(
+    target: str | Target,
+    objective: str | None,
+    orders: tuple[Orders, Orders],
+    types: tuple[Types, Types],
+    cost_at: Point | None,
+) -> Request:
+    asked = find(target)
+    return Request(asked, objective or asked.objectives[0], orders, types, cost_at)
 
 
 def _write(
