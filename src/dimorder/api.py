@@ -34,7 +34,8 @@ from dimorder.plans.make_contract import Orders
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
-from dimorder.sizes.symbolic_program import Point, at_point
+from dimorder.sizes.point_errors import at_point
+from dimorder.sizes.symbolic_program import Point
 from dimorder.targets import DEFAULT, find, target_for_file
 from dimorder.targets.base import Target
 

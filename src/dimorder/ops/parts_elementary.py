@@ -21,11 +21,14 @@ _ATAN = (
 )
 
 
+def _atan_near(x: Tensor) -> Tensor:
+    return x * polynomial(x * x, _ATAN)
+
+
 def _atan(x: Tensor) -> Tensor:
     size = x.abs()
     is_far = size > 1
-    near = torch.where(is_far, 1 / size, size)
-    angle = near * polynomial(near * near, _ATAN)
+    angle = _atan_near(torch.where(is_far, 1 / size, size))
     angle = torch.where(is_far, math.pi / 2 - angle, angle)
     return torch.where(x < 0, -angle, angle)
 
@@ -47,7 +50,7 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     above, right = y.abs(), x.abs()
     ratio = torch.minimum(above, right) / torch.maximum(above, right)
     ratio = torch.where(above == right, torch.where(above == 0, 0.0, 1.0), ratio)  # two zeros, two infinities
-    angle = ratio * polynomial(ratio * ratio, _ATAN)
+    angle = _atan_near(ratio)
     angle = torch.where(above > right, math.pi / 2 - angle, angle)
     angle = torch.where(_is_below(x), math.pi - angle, angle)
     angle = torch.where(torch.logical_or(torch.isnan(x), torch.isnan(y)), x + y, angle)
@@ -58,15 +61,20 @@ def _expm1(x: Tensor) -> Tensor:
     return torch.where(x > 1, torch.exp(x) - 1, torch.tanh(x / 2) * (torch.exp(x) + 1))
 
 
+def _halved_powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return half of the powers of |x| and -|x|. The first power itself exceeds float32 earlier than half."""
+    root = torch.exp(x.abs() / 2)
+    return root * (root / 2), torch.exp(-x.abs()) / 2
+
+
 def _cosh(x: Tensor) -> Tensor:
-    """Avoid the power itself, which exceeds float32 earlier than the result."""
-    half = torch.exp(x.abs() / 2)
-    return half * (half / 2) + torch.exp(-x.abs()) / 2
+    more, less = _halved_powers(x)
+    return more + less
 
 
 def _sinh(x: Tensor) -> Tensor:
-    half, t = torch.exp(x.abs() / 2), torch.tanh(x / 2)
-    far = half * (half / 2) - torch.exp(-x.abs()) / 2
+    (more, less), t = _halved_powers(x), torch.tanh(x / 2)
+    far = more - less
     return torch.where(x.abs() < 1, 2 * t / (1 - t * t), torch.where(x < 0, -far, far))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-MOST_PAIRS = 1 << 24  # that a search compares; a larger one stays
+MOST_PAIRS = 1 << 24  # that an operator compares; a larger one stays
 
 
 # -- scatters

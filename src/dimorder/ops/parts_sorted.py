@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
+from dimorder.ops.parts_indexed import MOST_PAIRS
 
-MOST_PAIRS = 1 << 24  # that a mode compares
+aten = torch.ops.aten
 
 
 def _along_rows(function: Callable[..., Any], x: Tensor, dim: int, keepdim: bool = True) -> Any:

@@ -22,13 +22,14 @@ from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source, SourcesBySize
 from dimorder.pipeline.variants import Variant, capture_points, make_variants
 from dimorder.planning.problem import Cost, evaluate
-from dimorder.planning.solve import LIMIT_S, solve
+from dimorder.planning.solve import LIMIT_S
 from dimorder.plans.network_plan import NetworkPlan, Place
 from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.merge_specializations import merge_programs
+from dimorder.sizes.point_errors import at_point
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.symbolic_program import Point, at_point, format_point
+from dimorder.sizes.symbolic_program import Point, format_point
 
 Problems: TypeAlias = Sequence[Extracted]  # one at each point
 
@@ -171,11 +172,13 @@ def solve_sizes(
 
     target = variants[0].target
     nearest = min(range(len(variants)), key=lambda i: distance(variants[i]))
-    layout, plans = choose(problems[nearest], target.capabilities.max_rank), []
-    for problem, variant in zip(report_each(problems, "solve", progress), variants, strict=True):
-        found, proven = evaluate(problem.problem, layout.choice), solve(problem.problem).certificate
+    best = [choose(each, target.capabilities.max_rank) for each in report_each(problems, "solve", progress)]
+    choice, plans = best[nearest].choice, []
+    for problem, variant, alone in zip(problems, variants, best, strict=True):
+        found, proven = evaluate(problem.problem, choice), alone.certificate
         certificate = replace(proven, cost=found.cost, optimal=proven.lower_bound == found.cost[0])
-        own = replace(layout, conversions=found.conversions, cost=found.cost, certificate=certificate)
+        own = replace(alone, choice=choice, conversions=found.conversions, cost=found.cost)
+        own = replace(own, certificate=certificate)
         contract = replace(variant.contract, state=state_specs(problem, own))
         plans.append(NetworkPlan(target.name, contract, own, problem))
     return plans

@@ -18,6 +18,7 @@ from dimorder.layout.costs import Costs
 from dimorder.plans.make_contract import Orders
 from dimorder.quantization.quantize import QuantizedNetwork
 from dimorder.sizes.export_symbolic import export_symbolic
+from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 from dimorder.targets.base import Target
 
@@ -118,11 +119,8 @@ def sources_by_size(source: Source, request: Request) -> SourcesBySize:
         raise UsageError("lower_sizes", found, "narrow the ranges, or take multiples of a larger step")
     by_size = {}
     for point in points:
-        try:
+        with explained_at(point, sizes):
             by_size[tuple(point.values())] = Source(sizes.at(point), (), None, None)
-        except RuntimeError:
-            sizes.require(point)  # it says which operator does not accept these sizes
-            raise
     return SourcesBySize(points, by_size, sizes.point(request.cost_at or {}))
 
 

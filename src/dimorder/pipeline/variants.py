@@ -27,8 +27,9 @@ from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs, require_costs_of_sizes
 from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
+from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.size_notes import record_dynamic_dims, record_max_shapes, record_uneven_cuts
-from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 from dimorder.targets.base import Target
 
 
@@ -177,15 +178,8 @@ def _capture_point(
 ) -> Captured:
     capabilities = target.capabilities
     forms: dict[str, Any] = {"in_parts": capabilities.in_parts, "in_pairs": capabilities.in_pairs}
-    try:
+    with explained_at(point, sizes):
         return capture(sizes.at(point), slices=slices, **forms)
-    except Exception as error:
-        sizes.require(point)  # it says which operator does not accept these sizes
-        if not isinstance(error, RuntimeError):
-            raise
-        found = next(iter(str(error).splitlines()), "")
-        fix = "narrow the range of sizes, or make the network take them all"
-        raise UnsupportedError(f"the network at {format_point(point)}", found, fix) from error
 
 
 def _sized_targets(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +24,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.export import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
-from dimorder.errors import DimorderError, UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
@@ -331,15 +330,6 @@ def format_point(point: Point) -> str:
     'N = 4, H = 64'
     """
     return ", ".join(f"{name} = {size}" for name, size in point.items())
-
-
-@contextmanager
-def at_point(point: Point) -> Iterator[None]:
-    """Say in an error at which sizes it was found."""
-    try:
-        yield
-    except DimorderError as error:
-        raise type(error)(f"{error.where}, at {format_point(point)}", error.found, error.fix) from error
 
 
 def sizes_of(symbol: Symbol) -> range:
