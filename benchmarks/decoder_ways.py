@@ -108,6 +108,7 @@ class Way:
     """A way to lower a decoder: `lower` writes files into a folder, `open` opens one of them.
 
     `inputs` are the flat inputs of a call, and `runtime` is the name under which `dimorder.latency` runs it.
+    `modules` bring the kernels that its programs need.
     """
 
     title: str
@@ -116,6 +117,7 @@ class Way:
     inputs: Callable[[Mapping[str, Tensor]], list[Tensor]]
     runtime: str
     fits: Callable[[Decoder], bool] = lambda decoder: True
+    modules: tuple[str, ...] = ()
 
     def opened(self, decoder: Decoder, path: Path) -> Opened:
         run = self.open(path)
@@ -301,5 +303,6 @@ WAYS: Mapping[str, Way] = {
         _tokens_and_first,
         "executorch",
         fits=lambda decoder: decoder.kind == "LlamaForCausalLM",
+        modules=("executorch.extension.llm.custom_ops.custom_ops",),
     ),
 }

@@ -123,7 +123,7 @@ def _prepared(
 def _peak(way: Way, decoder: Decoder, files: Files, path: Path) -> int:
     inputs = path.with_suffix(".inputs")
     torch.save(way.inputs(decoder.call(0, decoder.prompt if path == files.prompt else 1)), inputs)
-    return peak_bytes(way.runtime, path, inputs, torch.get_num_threads())
+    return peak_bytes(way.runtime, path, inputs, torch.get_num_threads(), way.modules)
 
 
 def _eager(network: nn.Module, decoder: Decoder, first: int, count: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Measure the memory that a program takes, in a process of its own.
 
-    python -m dimorder.latency.peak RUNTIME FILE INPUTS THREADS
+    python -m dimorder.latency.peak RUNTIME FILE INPUTS THREADS [MODULE ...]
 
-INPUTS is a file from torch.save. The command prints how many bytes the peak memory grew after all imports.
+INPUTS is a file from torch.save. The modules bring kernels that the file needs. The command prints how many bytes the peak memory grew after all imports.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dimorder.errors import DimorderError
@@ -17,9 +18,14 @@ from dimorder.errors import DimorderError
 RUNS = 3
 
 
-def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int) -> int:
-    """Return the bytes of memory for opening a file and running it; `DimorderError` unless on Linux."""
+def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int, modules: Sequence[str] = ()) -> int:
+    """Return the bytes of memory for opening a file and running it, after importing some modules.
+
+    Raises:
+        DimorderError: The file does not run, or the system is not Linux.
+    """
     command = [sys.executable, "-m", "dimorder.latency.peak", runtime, str(file), str(inputs), str(threads)]
+    command += modules
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["nothing"]
@@ -27,14 +33,14 @@ def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int) -> int:
     return int(done.stdout.split()[-1])
 
 
-def _main(name: str, file: str, inputs: str, threads: str) -> None:
+def _main(name: str, file: str, inputs: str, threads: str, *modules: str) -> None:
     import torch
 
     from dimorder.latency.runtimes import Given, runtime
 
     given = Given(None, tuple(torch.load(inputs)), {}, int(threads))
     chosen = runtime(name)
-    for module in chosen.imports:
+    for module in (*chosen.imports, *modules):
         importlib.import_module(module)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present value
     before = _status("VmHWM")
