@@ -88,6 +88,9 @@ def _torchao(weights: str) -> Any:
     )
 
 
+BOTH, PROMPT, STEP = "both.pte", "prompt.pte", "step.pte"
+
+
 @dataclass(frozen=True)
 class Files:
     """The programs of one way: for the prompt, and for one token a call. They may be one file."""
@@ -98,6 +101,14 @@ class Files:
     @property
     def each(self) -> list[Path]:
         return list(dict.fromkeys(path for path in (self.prompt, self.step) if path is not None))
+
+    @classmethod
+    def within(cls, folder: Path) -> Files:
+        """Return the files that a way wrote into a folder."""
+        if (both := folder / BOTH).exists():
+            return cls(both, both)
+        prompt = folder / PROMPT
+        return cls(prompt if prompt.exists() else None, folder / STEP)
 
 
 Opened = Callable[[int, int], Tensor]  # runs so many tokens from a position on, and returns the logits
@@ -112,11 +123,11 @@ class Way:
     """
 
     title: str
-    lower: Callable[[Decoder, nn.Module, Path], Files]
+    lower: Callable[[Decoder, nn.Module, Path], None]
     open: Callable[[Path], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
     inputs: Callable[[Mapping[str, Tensor]], list[Tensor]]
     runtime: str
-    fits: Callable[[Decoder], bool] = lambda decoder: True
+    fits: Callable[[Decoder, str], bool] = lambda decoder, weights: True
     modules: tuple[str, ...] = ()
 
     def opened(self, decoder: Decoder, path: Path) -> Opened:
@@ -136,18 +147,15 @@ def _tokens_and_positions(call: Mapping[str, Tensor]) -> list[Tensor]:
 # -- dimorder
 
 
-def _ours(decoder: Decoder, network: nn.Module, folder: Path) -> Files:
+def _ours(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     """One program for all lengths; one for a single token if the target takes no other of this network."""
     lower = partial(dimorder.lower, network, (), target="xnnpack")
     try:
         lowered = lower(decoder.call(0, decoder.prompt), dynamic_shapes=decoder.sizes)
     except UnsupportedError:
-        path = folder / "step.pte"
-        lower(decoder.call(0, 1)).save(path)
-        return Files(None, path)
-    path = folder / "both.pte"
-    lowered.save(path)
-    return Files(path, path)
+        lower(decoder.call(0, 1)).save(folder / STEP)
+    else:
+        lowered.save(folder / BOTH)
 
 
 def _open_ours(path: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -170,7 +178,7 @@ def _exported(decoder: Decoder, network: nn.Module, count: int, dynamic: bool) -
         return with_one_name(exported).run_decompositions({})
 
 
-def _write_stock(exported: ExportedProgram, path: Path) -> Path:
+def _write_stock(exported: ExportedProgram, path: Path) -> None:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
         XnnpackDynamicallyQuantizedPartitioner,
         XnnpackPartitioner,
@@ -181,23 +189,17 @@ def _write_stock(exported: ExportedProgram, path: Path) -> Path:
     edge = to_edge_transform_and_lower(exported, partitioner=partitioners)
     config = ExecutorchBackendConfig(run_reinplace_pass=True)  # rows of the cache are written in place
     path.write_bytes(edge.to_executorch(config).buffer)
-    return path
 
 
-def _stock(decoder: Decoder, network: nn.Module, folder: Path) -> Files:
+def _stock(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     """One program for all lengths."""
-    path = _write_stock(_exported(decoder, network, decoder.prompt, dynamic=True), folder / "both.pte")
-    return Files(path, path)
+    _write_stock(_exported(decoder, network, decoder.prompt, dynamic=True), folder / BOTH)
 
 
-def _stock_by_size(decoder: Decoder, network: nn.Module, folder: Path) -> Files:
+def _stock_by_size(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     """One program for the prompt's length and one for a token: two copies of the weights, and two caches."""
-    counts = {"prompt": decoder.prompt, "step": 1}
-    paths = (
-        _write_stock(_exported(decoder, network, count, dynamic=False), folder / f"{name}.pte")
-        for name, count in counts.items()
-    )
-    return Files(*paths)
+    for name, count in ((PROMPT, decoder.prompt), (STEP, 1)):
+        _write_stock(_exported(decoder, network, count, dynamic=False), folder / name)
 
 
 def _open_stock(path: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -220,7 +222,7 @@ _NAMES = {  # of a layer's parts: in transformers, and in ExecuTorch's Llama
 }
 
 
-def _stock_llama(decoder: Decoder, network: nn.Module, folder: Path) -> Files:
+def _stock_llama(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     """One program for all lengths, as its export_llama writes with `use_sdpa_with_kv_cache`."""
     from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
         replace_kv_cache_with_custom_kv_cache,
@@ -242,9 +244,7 @@ def _stock_llama(decoder: Decoder, network: nn.Module, folder: Path) -> Files:
     ).export()
     manager.run_canonical_optimizations()
     manager.to_edge_transform_and_lower([get_xnnpack_partitioner(each) for each in (True, False)])
-    path = folder / "both.pte"
-    path.write_bytes(manager.to_executorch().export_program.buffer)
-    return Files(path, path)
+    (folder / BOTH).write_bytes(manager.to_executorch().export_program.buffer)
 
 
 def _transformer(decoder: Decoder, network: Any) -> nn.Module:
@@ -295,6 +295,7 @@ WAYS: Mapping[str, Way] = {
         _open_stock,
         _tokens_and_positions,
         "executorch",
+        fits=lambda decoder, weights: weights == FLOAT,  # two sizes are no faster, and take minutes to lower
     ),
     "executorch-llama": Way(
         "ExecuTorch's own Llama",
@@ -302,7 +303,7 @@ WAYS: Mapping[str, Way] = {
         _open_stock,
         _tokens_and_first,
         "executorch",
-        fits=lambda decoder: decoder.kind == "LlamaForCausalLM",
+        fits=lambda decoder, weights: decoder.kind == "LlamaForCausalLM",
         modules=("executorch.extension.llm.custom_ops.custom_ops",),
     ),
 }

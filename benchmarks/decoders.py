@@ -1,12 +1,13 @@
 """Compare decoders on XNNPACK with ExecuTorch's own lowerings of the same networks: tokens per second.
 
-    python -m benchmarks.decoders [--networks NAME ...] [--rounds 30] [--small]
+    python -m benchmarks.decoders [--networks NAME ...] [--rounds 30] [--small] [--files FOLDER] [--lower]
 
 Each network has random weights, a prompt, and a static cache; its linears are float32, or quantised by
 torchao. All programs run in turn: a call with the whole prompt, and calls of one token. Their logits are
 compared with eager's first. Results are kept in benchmarks/results/decoders.json after every network; the
-.md beside it is the table. `--small` measures tiny networks, to see that all runs. Ends with 1 if a bound
-does not hold.
+.md beside it is the table. `--small` measures tiny networks, to see that all runs. ExecuTorch takes minutes
+to lower one network: `--files` keeps the files of each way in a folder and uses those that are there, and
+`--lower` writes them and measures nothing. Ends with 1 if a bound does not hold.
 """
 
 from __future__ import annotations
@@ -63,49 +64,72 @@ def _named(kinds: Mapping[str, Decoder]) -> dict[str, tuple[Decoder, str]]:
     return {f"{name}/{weights}": (each, weights) for name, each in kinds.items() for weights in WEIGHTS}
 
 
+_DONE = "seconds.txt"  # written last, into the folder of the files that one way wrote
 PROMPT, STEPS = "prompt_ms", "steps_ms"
 _COUNTS = {PROMPT: "prompt", STEPS: "steps"}  # of tokens, in a row
 NETWORKS, SMALL = _named(_KINDS), _named(_TINY_KINDS)
 
 
-def timed(name: str, rounds: int) -> Row:
-    """One row: for each way its seconds to lower, files, memory, numbers, and milliseconds of every round."""
+def timed(name: str, rounds: int, folder: Path) -> Row:
+    """One row: for each way its seconds to lower, files, memory, numbers, and milliseconds of every round.
+
+    Args:
+        name: The network.
+        rounds: How often each call is timed.
+        folder: Where the files of each way lie; what is missing is lowered.
+    """
     decoder, weights = {**NETWORKS, **SMALL}[name]
+    lowered = files_of(name, folder)
     eager = partial(_eager, decoder.build(weights), decoder)
     wanted = _generated(decoder, eager, eager)
     del eager
-    network = decoder.build(weights)  # again, since the calls wrote the cache of the first
     ways: dict[str, Row] = {}
     calls = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for way, each in WAYS.items():
-            if not each.fits(decoder):
-                continue
-            own = Path(folder, way)
-            own.mkdir()
-            try:
-                ways[way], opened = _prepared(each, decoder, network, own, wanted)
-            except Exception as error:  # whatever is raised is what is recorded of it
-                ways[way] = failed(error)
-                continue
-            if not ways[way]["max_rel_error"] <= TOLERANCE[weights]:
-                ways[way]["error"] = f"wrong by {ways[way]['max_rel_error']:.1e} of the largest logit"
-                continue
-            calls |= {f"{way} {part}": call for part, call in _parts(decoder, *opened).items()}
-        for key, times in interleaved(calls, rounds).items():
-            way, part = key.split()
-            ways[way][part] = [round(ms, 4) for ms in times]
+    for way, found in lowered.items():
+        if isinstance(found, Exception):
+            ways[way] = failed(found)
+            continue
+        try:
+            ways[way], opened = _opened(WAYS[way], decoder, found, wanted)
+        except Exception as error:  # whatever is raised is what is recorded of it
+            ways[way] = failed(error)
+            continue
+        if not ways[way]["max_rel_error"] <= TOLERANCE[weights]:
+            ways[way]["error"] = f"wrong by {ways[way]['max_rel_error']:.1e} of the largest logit"
+            continue
+        calls |= {f"{way} {part}": call for part, call in _parts(decoder, *opened).items()}
+    for key, times in interleaved(calls, rounds).items():
+        way, part = key.split()
+        ways[way][part] = [round(ms, 4) for ms in times]
     sizes = {key: getattr(decoder, key) for key in ("prompt", "steps", "cache")}
     return {"network": name, **sizes, "ways": ways}
 
 
-def _prepared(
-    way: Way, decoder: Decoder, network: nn.Module, folder: Path, wanted: Sequence[Tensor]
+def files_of(name: str, folder: Path) -> dict[str, Files | Exception]:
+    """Return the files of each way, or why it has none; lower the network for those that are missing."""
+    decoder, weights = {**NETWORKS, **SMALL}[name]
+    files: dict[str, Files | Exception] = {}
+    for way, each in WAYS.items():
+        if not each.fits(decoder, weights):
+            continue
+        own = folder / name.replace("/", "-") / way
+        try:
+            if not (own / _DONE).exists():
+                own.mkdir(parents=True, exist_ok=True)
+                start = time.perf_counter()
+                each.lower(decoder, decoder.build(weights), own)  # lowering may change the network
+                (own / _DONE).write_text(f"{time.perf_counter() - start:.1f}")
+            files[way] = Files.within(own)
+        except Exception as error:  # whatever is raised is what is recorded of it
+            files[way] = error
+    return files
+
+
+def _opened(
+    way: Way, decoder: Decoder, files: Files, wanted: Sequence[Tensor]
 ) -> tuple[Row, tuple[Opened | None, Opened]]:
     """Return the facts about a way's programs before timing, and the opened programs."""
-    start = time.perf_counter()
-    files = way.lower(decoder, network, folder)
-    row: Row = {"seconds": time.perf_counter() - start}
+    row: Row = {"seconds": float((files.step.parent / _DONE).read_text())}
     row["file_bytes"] = sum(path.stat().st_size for path in files.each)
     row["peak_bytes"] = sum(_peak(way, decoder, files, path) for path in files.each)
     if files.prompt is not None:
@@ -249,15 +273,23 @@ def _told(row: Row) -> str:
 def main() -> int:
     parser = command_line("decoders", __doc__, {**NETWORKS, **SMALL})
     parser.add_argument("--small", action="store_true", help="tiny networks, kept in build/")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="keep and use lowered files")
+    parser.add_argument("--lower", action="store_true", help="write the files alone (with --files)")
     options = parser.parse_args()
     if options.small:
         options.results = Path("build")
     networks = SMALL if options.small else NETWORKS
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.files or Path(temporary)
+        if options.lower:
+            for name in options.networks or networks:
+                files_of(name, folder)
+            return 0
 
-    def measure(name: str) -> Row:
-        return timed(name, options.rounds)
+        def measure(name: str) -> Row:
+            return timed(name, options.rounds, folder)
 
-    return verdict(missed(measured("decoders", options, networks, PACKAGES, measure, table, _told)))
+        return verdict(missed(measured("decoders", options, networks, PACKAGES, measure, table, _told)))
 
 
 if __name__ == "__main__":
