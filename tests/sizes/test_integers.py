@@ -60,6 +60,20 @@ def gated(net: Layers, x: Tensor) -> Tensor:
     return scores
 
 
+class Tokens(nn.Module):
+    """A token for each picture, before what a convolution finds in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.conv(x).flatten(2).transpose(1, 2)
+        scores: Tensor = self.head(torch.cat([self.token.expand(x.shape[0], -1, -1), found], 1))
+        return scores
+
+
 class Summed(nn.Module):
     """Sums the numbers of each row between quantised values."""
 
@@ -102,6 +116,14 @@ def require_its_bits(lowered: Lowered, *sizes: tuple[int, int, int]) -> None:
         inputs = check(lowered.contract, [torch.randn(n, 3, h, w)]).tensors
         (got,), (own,) = lowered.artifact.run(inputs), wanted(inputs)
         assert len(got) == n and torch.equal(got, own)
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+def test_a_quantised_constant_is_repeated_for_each_picture(target: str) -> None:
+    x, dims = torch.randn(SHAPE), ({0: Dim("N", min=1, max=6)},)
+    network = by_xnnpack(perturb(Tokens().eval()), x, dims=dims)
+    lowered = dimorder.lower(network, (x,), dynamic_shapes=dims, target=target)
+    require_its_bits(lowered, (1, *SHAPE[2:]), (5, *SHAPE[2:]))
 
 
 @pytest.mark.slow

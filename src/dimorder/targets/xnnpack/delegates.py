@@ -13,7 +13,7 @@ from torch.fx import Node
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.dynamic_sizes import DynamicSizeError, is_fixed
 from dimorder.graph.elements import Elements
-from dimorder.graph.quantized import QUANTIZE, IntegerType
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import FusedProgram, How
 from dimorder.physical.wasted_levels import clamp_range
@@ -55,7 +55,7 @@ def build_delegate(
         if node in plan.dynamic and node in plan.constants and isinstance(operands[node], Tensor):
             (shape,) = plan.shapes(node)
             if not is_fixed(shape):
-                operands[node] = whole(builder.repeated(row_of(node, operands[node], shape), shape))
+                operands[node] = whole(builder.repeated(row_of(node, operands[node], plan), shape))
         return operands[node]
 
     def build(node: Node) -> Any:
@@ -132,17 +132,26 @@ def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
     )
 
 
-def row_of(node: Node, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+def row_of(node: Node, tensor: Tensor, plan: Partition) -> Tensor:
     """Return a constant that repeats along its dynamic dimensions, with a size of 1 there.
 
     Raises `SizesError` if the values of the constant may depend on a dynamic size.
     """
-    repeats = node.target is aten.expand.default or elements_of(node.target) is Elements.RELABELS
-    if node.op == "call_function" and not repeats:
+    if not _repeats(node, plan):
         raise SizesError(node, "a constant that is computed from a constant of a dynamic size")
     row = tensor
-    for d, size in enumerate(shape):
+    for d, size in enumerate(plan.shapes(node)[0]):
         row = row if is_fixed([size]) else row.narrow(d, 0, 1)
     if not torch.equal(row.expand(tensor.shape), tensor):
         raise SizesError(node, "a constant whose values depend on a dynamic size")
     return row
+
+
+def _repeats(node: Node, plan: Partition) -> bool:
+    """Return whether a constant is computed so that it repeats if the constants that it is computed from do."""
+    if node.op != "call_function" or all(map(is_fixed, plan.shapes(node))):
+        return True
+    elements, by_row = elements_of(node.target), node.target in (aten.expand.default, DEQUANTIZE_CHANNELS)
+    if not (by_row or elements is Elements.RELABELS or elements.is_pointwise):
+        return False
+    return all(_repeats(operand, plan) for operand in node.all_input_nodes)

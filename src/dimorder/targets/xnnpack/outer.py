@@ -206,7 +206,7 @@ class OuterBuilder:
         tensor, (shape,) = self.plan.constants[node], self.plan.shapes(node)
         if self.sizes is None or is_fixed(shape):
             return self._constant(tensor)
-        row = self._constant(row_of(node, tensor, shape))
+        row = self._constant(row_of(node, tensor, self.plan))
         sizes = [self.sizes.number(n, node, []) if isinstance(n, DynamicSize) else n for n in shape]
         expand: Any = aten.expand.default
         return self.graph.call_function(expand, (row, sizes))
