@@ -60,6 +60,13 @@ def gated(net: Layers, x: Tensor) -> Tensor:
     return scores
 
 
+def cropped(net: Layers, x: Tensor) -> Tensor:
+    """What a convolution pads and the network cuts off again, as a causal convolution does."""
+    y = F.gelu(net.depthwise(net.first(x).relu())[:, :, 1:, :-1])
+    scores: Tensor = net.head(y.mean((2, 3)))
+    return scores
+
+
 class Tokens(nn.Module):
     """A token for each picture, before what a convolution finds in it."""
 
@@ -116,6 +123,14 @@ def require_its_bits(lowered: Lowered, *sizes: tuple[int, int, int]) -> None:
         inputs = check(lowered.contract, [torch.randn(n, 3, h, w)]).tensors
         (got,), (own,) = lowered.artifact.run(inputs), wanted(inputs)
         assert len(got) == n and torch.equal(got, own)
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+def test_what_is_cut_of_a_convolution_is_never_computed(target: str) -> None:
+    lowered = lower(made(cropped), target)
+    if target == "xnnpack":
+        assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    require_its_bits(lowered)
 
 
 @pytest.mark.parametrize("target", SUFFIX)

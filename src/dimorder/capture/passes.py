@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,8 +16,9 @@ from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
-from dimorder.graph.nodes import args_of, call_before, replace_node
+from dimorder.graph.nodes import CUTS, add_meta, args_of, call_before, replace_node
 from dimorder.graph.passes import Pass
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import is_random, shape_of, without_data
 from dimorder.ops.table import OPERATORS
 
@@ -99,27 +101,41 @@ def crop_conv_padding(module: GraphModule) -> None:
     ('aten.constant_pad_nd.default', [2, 0])
     """
     for node in list(module.graph.nodes):
-        if node.target is aten.slice.Tensor and node.args[0].target is aten.convolution.default:
+        if node.target is aten.slice.Tensor:
             _crop(node)
     module.graph.eliminate_dead_code()
 
 
 def _crop(cut: Node) -> None:
+    """Crop the padding of the convolution whose result is cut, also if it is quantized in between."""
     conv, dim, start, end, step = args_of(cut)
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = conv.args
+    between = list[Node]()
+    while conv.target in (QUANTIZE, DEQUANTIZE) and len(conv.users) == 1:
+        between.insert(0, conv)
+        conv = conv.args[0]
     axis = dim - 2
-    if axis < 0 or step != 1 or transposed or len(conv.users) > 1:
+    if conv.target is not aten.convolution.default or axis < 0 or step != 1 or len(conv.users) > 1:
         return
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = conv.args
     amounts = [*padding]
     low, high = amounts[axis] - start, amounts[axis] - (shape_of(conv)[dim] - end)
-    if stride[axis] != 1 or min(low, high) < 0:
+    if transposed or stride[axis] != 1 or min(low, high) < 0:
         return
     amounts[axis] = 0
     sides = [0, 0] * (len(stride) - 1 - axis) + [low, high]
+    if x.target is aten.constant_pad_nd.default and len(x.users) == 1 and not any(x.args[2:]):  # of a crop
+        sides = list(map(sum, itertools.zip_longest(sides, x.args[1], fillvalue=0)))
+        x = x.args[0]
     value = without_data(torch.nn.functional.pad(x.meta["val"], sides))
     padded = call_before(cut, aten.constant_pad_nd.default, (x, sides, 0.0), like=conv, value=value)
     args = (padded, weight, bias, stride, amounts, dilation, transposed, output_padding, groups)
-    cut.replace_all_uses_with(call_before(cut, conv.target, args, like=conv, value=cut.meta["val"]))
+    cropped: Node = conv
+    for node in (conv, *between):
+        operands = args if node is conv else (cropped, *node.args[1:])
+        value = node.meta["val"].new_empty(shape_of(cut))
+        cropped = call_before(cut, node.target, operands, like=node, value=value)
+        add_meta(cropped, {CUTS: (*node.meta.get(CUTS, ()), (dim, start, end))})
+    cut.replace_all_uses_with(cropped)
 
 
 EXPORTED_PASSES: tuple[Pass[ExportedProgram], ...] = (

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 VALUE = "val"  # the results of a call, as tensors without data; torch.export's key
 SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node is; torch.export's keys
 EXPORTED = "exported"  # the name of the exported program's node that a node was written for
+CUTS = "cuts"  # (dimension, first, end), one after the other: what a value keeps of that node's value
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
 DYNAMIC = "dynamic"  # the dimensions of a reduction's operand that have dynamic sizes
 RESIZES = "resizes"  # whether a call changes a size by a number computed from sizes, which may be 0

@@ -26,7 +26,7 @@ from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import EXPORTED, bound, origin_of
+from dimorder.graph.nodes import CUTS, EXPORTED, bound, origin_of
 from dimorder.graph.pairs import real_views
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
 from dimorder.ops.dialect import dynamic_type
@@ -59,8 +59,13 @@ def record_quantized(
     run.run(*inputs)
     if state_of(exported):  # a functional program writes the buffers of its own module
         own = {name: run.module.get_buffer(name) for name in own}
-    origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
-    found = {name: run.quantized[origin] for name, origin in origins.items() if origin in run.quantized}
+    found = dict[str, Tensor]()
+    for node in captured.graph.nodes:
+        if (origin := node.meta.get(EXPORTED)) in run.quantized:
+            cut = run.quantized[origin]
+            for dim, first, end in node.meta.get(CUTS, ()):
+                cut = cut.narrow(dim, first, end - first)
+            found[node.name] = cut
     return found, own
 
 
