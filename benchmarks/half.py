@@ -42,7 +42,7 @@ def timed(name: str, rounds: int) -> pairs.Row:
     network = NETWORKS[name]
     module, (args, kwargs) = network.build(), network.call()
     given = {
-        "float16": (copy.deepcopy(module).half(), *_half(args, kwargs)),
+        "float16": (copy.deepcopy(module).half(), *in_half(args, kwargs)),
         "float32": (module, args, kwargs),
     }
     ways = {
@@ -52,7 +52,9 @@ def timed(name: str, rounds: int) -> pairs.Row:
     return pairs.timed(name, ways, rounds)
 
 
-def _half(args: Any, kwargs: Any) -> Any:
+def in_half(args: Any, kwargs: Any) -> Any:
+    """Return the inputs of a network with floats in half precision."""
+
     def half(x: torch.Tensor) -> torch.Tensor:
         return x.half() if x.dtype == torch.float32 else x
 
