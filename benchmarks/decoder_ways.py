@@ -6,6 +6,7 @@ A call gets tokens and their positions, and returns the logits of its last token
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,6 +132,8 @@ class Way:
     modules: tuple[str, ...] = ()
 
     def opened(self, decoder: Decoder, path: Path) -> Opened:
+        for module in self.modules:
+            importlib.import_module(module)
         run = self.open(path)
 
         def logits(first: int, count: int) -> Tensor:
