@@ -148,7 +148,7 @@ def row_of(node: Node, tensor: Tensor, plan: Partition) -> Tensor:
 
 
 def _repeats(node: Node, plan: Partition) -> bool:
-    """Return whether a constant is computed so that it repeats if the constants that it is computed from do."""
+    """Return whether a constant repeats if the constants that it is computed from do."""
     if node.op != "call_function" or all(map(is_fixed, plan.shapes(node))):
         return True
     elements, by_row = elements_of(node.target), node.target in (aten.expand.default, DEQUANTIZE_CHANNELS)
