@@ -3,7 +3,7 @@
 1. A dequantize to another type is one to float32 and a cast. A quantize of half precision is a cast and one
    of float32. So is dynamic quantization.
 2. Operators between such a dequantize and such a quantize compute in float32, as integer kernels do. So do
-   operators of dequantized values with integer weights. Half precision that the network itself casts to stays.
+   operators of dequantized values with integer weights. Half precision that the network casts to stays.
 3. Other dequantized constants of half precision are floats without integers.
 """
 

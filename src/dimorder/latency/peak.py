@@ -2,7 +2,8 @@
 
     python -m dimorder.latency.peak RUNTIME FILE INPUTS THREADS [MODULE ...]
 
-INPUTS is a file from torch.save. The modules bring kernels that the file needs. The command prints how many bytes the peak memory grew after all imports.
+INPUTS is a file from torch.save. The modules bring kernels that the file needs. The command prints how many
+bytes the peak memory grew after all imports.
 """
 
 from __future__ import annotations
