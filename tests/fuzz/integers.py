@@ -12,7 +12,8 @@ from dimorder.errors import VerificationError
 from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.layout.rewrite import at_boundary, from_boundary
 from dimorder.verification.differences import Differences
-from dimorder.verification.numerics import Float64Run, record_quantized
+from dimorder.verification.numerics import Float64Run
+from dimorder.verification.quantized_values import record_quantized
 from dimorder.verification.verify_integers import differing
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -72,7 +73,7 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
 def _unlike_network(taken: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -> Outcome | None:
     """The normal form has the network's integers, but for a few by a quantum."""
     program = lowered.program
-    wanted, _ = record_quantized(program.exported, taken, program.module)
+    wanted = record_quantized(program.exported, taken, program.module).values
     try:
         run = Float64Run(program.module, wanted)
         run.run(*held)

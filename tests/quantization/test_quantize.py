@@ -17,6 +17,7 @@ pytest.importorskip("torchao")
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.physical.wasted_levels import wasted_levels
 from dimorder.targets import find
+from tests.targets.quantised import by_arm
 
 
 class Clamped(nn.Module):
@@ -141,26 +142,51 @@ def test_what_a_recipe_lacks_is_told(recipe: str, said: str) -> None:
 class Lengthened(nn.Module):
     """A 1-D transposed convolution, which neither quantizer knows, between two convolutions."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.before, self.after = nn.Conv1d(3, 8, 3), nn.Conv1d(8, 5, 3)
-        self.longer = nn.ConvTranspose1d(8, 8, 4, stride=2, padding=1)
+        self.before, self.after = nn.Conv1d(3, 8, 3), nn.Conv1d(6, 5, 3)
+        self.longer = nn.ConvTranspose1d(8, 6, 4, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.after(F.relu(self.longer(F.relu(self.before(x)))))
 
 
-@pytest.mark.parametrize("target", ["xnnpack", "tosa", "ethos-u85-256"])
-def test_a_transposed_convolution_of_one_dimension_is_quantised(target: str) -> None:
-    pytest.importorskip("tosa_serializer" if target != "xnnpack" else "executorch")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"stride": 2, "padding": 1},
+    {"stride": 3, "output_padding": 2, "bias": False},
+    {"dilation": 2, "padding": 1},
+    {"stride": 2, "groups": 2},
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe", "options"),
+    [
+        *(("tosa", "int8", options) for options in OPTIONS),
+        *((target, "int8", OPTIONS[0]) for target in ("xnnpack", "litert", "ethos-u85-256")),
+        *(("tosa", "int16x8", options) for options in (OPTIONS[0], OPTIONS[3])),
+    ],
+)
+def test_a_transposed_convolution_of_one_dimension_is_quantised(
+    target: str, recipe: str, options: dict[str, Any]
+) -> None:
+    pytest.importorskip("executorch" if target in ("xnnpack", "litert") else "tosa_serializer")
     if target.startswith("ethos-u"):
         pytest.importorskip("ethosu")
     draw = torch.Generator().manual_seed(1)
-    made = dimorder.quantize(
-        Lengthened().eval(), [torch.randn(1, 3, 22, generator=draw) for _ in range(4)], target=target
-    )
+    examples = [torch.randn(1, 3, 22, generator=draw) for _ in range(4)]
+    made = dimorder.quantize(Lengthened(**options).eval(), examples, recipe, target=target)
     lowered = dimorder.lower(made, target=target)
     assert lowered.plan.float_islands == ()
     (found,) = made.compare(lowered)
     assert found.snr_db is not None and found.snr_db > 25
+
+
+def test_a_transposed_convolution_that_stays_in_float_is_refused_with_the_recipe() -> None:
+    pytest.importorskip("tosa_serializer")
+    x = torch.randn(1, 3, 22, generator=torch.Generator().manual_seed(1))
+    quantised = by_arm(Lengthened(stride=2, padding=1).eval(), x)
+    said = r"in longer\)\n  found: a weight that is not quantised\n.*, as dimorder.quantize does,"
+    with pytest.raises(dimorder.DimorderError, match=said):
+        dimorder.lower(quantised, (x,), target="tosa")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.targets import find
 from dimorder.targets.xnnpack.target import TARGET as XNNPACK
 from dimorder.verification import xnnpack_roundings
 
@@ -172,14 +173,9 @@ def by_torchao(model: nn.Module, config: Any) -> nn.Module:
     return model
 
 
-def by_arm(model: nn.Module, *args: Tensor) -> nn.Module:
+def by_arm(model: nn.Module, *args: Tensor, recipe: str = "int8") -> nn.Module:
     """By TOSAQuantizer: biases are int32, and q/dq stand round every operator."""
-    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
-    from executorch.backends.arm.tosa.specification import TosaSpecification
-
-    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
-    quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
-    return _converted(model, args, quantizer)
+    return _converted(model, args, find("tosa").recipes[recipe].quantizer())
 
 
 def _converted(

@@ -381,7 +381,10 @@ def test_what_has_no_form_in_integers_is_refused_with_its_place(name: str) -> No
         where, found, fix = str(raised.value).splitlines()
         assert where.startswith(f"{operator} (quantised.py:")
         assert found == f"  found: {reason}"
-        told_fix = "quantise its operands and its result, replace it in the module, or choose another target"
+        told_fix = (
+            "quantise its operands and its result, as dimorder.quantize does, replace it in the module, or "
+            "choose another target"
+        )
         assert fix == f"  fix: {told_fix}"
 
 

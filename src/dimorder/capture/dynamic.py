@@ -222,8 +222,9 @@ def _as_linear(matmul: Node) -> None:
         return
     weight = right.args[0]
     args = (weight, scales, None, 0, -128, 127, torch.int8)
-    value = weight.meta["val"].to(torch.float32)
-    real = call_before(result, DEQUANTIZE_CHANNELS, args, like=weight, value=value)
+    dtype = x.meta["val"].dtype
+    value, kwargs = weight.meta["val"].to(dtype), {"out_dtype": dtype}
+    real = call_before(result, DEQUANTIZE_CHANNELS, args, kwargs, like=weight, value=value)
     result.replace_all_uses_with(call_before(result, aten.linear.default, (x, real)))
 
 

@@ -103,18 +103,37 @@ def boundary_types(program: Captured) -> tuple[list[torch.dtype | None], list[to
 
 def _first_type(node: Node) -> IntegerType | None:
     """Return the integer type of an input if all its readers quantize it in the same way."""
-    types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in node.users}
+    types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in _after_casts(node)}
     return types.pop() if len(types) == 1 else None
 
 
 def _last_type(node: Node) -> IntegerType | None:
     """Return the integer type of an output if it is dequantized last."""
+    node = _before_casts(node)
     return _type_in(node) if node.target is DEQUANTIZE else None
+
+
+def _after_casts(node: Node) -> list[Node]:
+    """Return what reads a value, as it is or as floats of another type."""
+    readers = [_after_casts(reader) if _is_cast(reader) else [reader] for reader in node.users]
+    return [reader for each in readers for reader in each]
+
+
+def _before_casts(node: Node) -> Node:
+    """Return the floats of which a value has another type, or the value itself."""
+    return _before_casts(node.all_input_nodes[0]) if _is_cast(node) else node
+
+
+def _is_cast(node: Node) -> bool:
+    """Return whether a node changes floats into floats of another type."""
+    return node.target is torch.ops.aten._to_copy.default and all(
+        each.meta["val"].is_floating_point() for each in (node, *node.all_input_nodes)
+    )
 
 
 def _quantize(x: Tensor, of: IntegerType) -> Tensor:
     """Return the integers that stand for the numbers in `x`."""
-    return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
+    return (x.float() * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
 
 
 def _requested_types(
@@ -153,8 +172,7 @@ def _has_dtype(node: Node, name: str | None) -> bool:
 
 def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
     """Turn an input into the integers that its quantize gives, and return their type."""
-    readers = list(node.users)
-    own = _first_type(node)
+    readers, own = _after_casts(node), _first_type(node)
     if own is None:
         other = next((r for r in readers if r.target is not QUANTIZE), None)
         found = f"{operator_at(other)} reads it as floats" if other else "several scales"
@@ -168,7 +186,7 @@ def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType
     else:
         real = _after(node, DEQUANTIZE, boundary, like=readers[0])
         for reader in readers:
-            reader.replace_input_with(node, real)
+            reader.replace_input_with(reader.all_input_nodes[0], real)
     return boundary
 
 
@@ -181,6 +199,7 @@ def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
             f"{operator_at(node)} gives floats",
             "quantise it last thing, or leave its type out",
         )
+    node = _before_casts(node)
     integers = node.args[0]
     assert isinstance(integers, Node)
     # Without the dequantize, nothing might say what an input's integers stand for.

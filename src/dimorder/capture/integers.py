@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -225,22 +226,25 @@ def _scale_bias(module: GraphModule, node: Node) -> None:
     )
     if getattr(x, "target", None) is not DEQUANTIZE or not isinstance(weight, Scaled) or bias is None:
         return
-    channels = weight.integers.per_channel()
-    if channels is None or weight.integers.zero_point or isinstance(bias, Scaled):
+    if weight.integers.zero_point or isinstance(bias, Scaled):
         return
-    scales = (channels[0] * x.args[1]).to(torch.float32)
-    if scales.numel() > 1:
-        # Scales per output channel lie along a dimension of the weight, or several in each of its rows.
-        outputs, each = 0, 1
-        if given.get("transposed"):
-            rows, each = weight.shape[:2]
-            outputs, each = (1, 1) if given["groups"] == 1 else (0, each if rows == given["groups"] else 0)
-        if channels[1] != outputs or not each:
-            return
-        scales = scales.repeat_interleave(each)
+    by_output = _by_output(weight.integers.scales, given)
+    if bool((by_output != by_output[:, :1]).any()):
+        return
+    scales = (by_output[:, 0] * x.args[1]).to(torch.float32)
     limit = float(2**31 - 128)  # float32 has no integer nearer to the end of int32
     multiples = (bias.double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
     name = f"{bias_node.target}_of_{node.name}"
     module.register_buffer(name, Scaled.of(multiples, scales))
     with module.graph.inserting_before(node):
         node.replace_input_with(bias_node, copy_meta(module.graph.get_attr(name), bias_node))
+
+
+def _by_output(scales: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+    """Return the scales of a weight as a matrix with a row for each output of its linear or convolution."""
+    if not given.get("transposed"):
+        return scales.flatten(1)
+    groups, outputs = given["groups"], scales.shape[1]
+    return (
+        scales.reshape(groups, -1, outputs, *scales.shape[2:]).transpose(1, 2).reshape(groups * outputs, -1)
+    )

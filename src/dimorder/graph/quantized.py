@@ -143,11 +143,11 @@ class Scaled(torch.Tensor):
     integers: Integers
 
     @staticmethod
-    def of(values: Tensor, scales: Tensor, zero_point: int = 0) -> Scaled:
+    def of(values: Tensor, scales: Tensor, zero_point: int = 0, dtype: torch.dtype = torch.float32) -> Scaled:
         """Return (`values` − `zero_point`) · `scales`; scales broadcast to the shape of the integers."""
         values, scales = values.detach(), scales.detach().to(torch.float32).expand(values.shape)
         real = (values.to(torch.float32) - zero_point) * scales
-        return _with_integers(real, Integers(values, scales, zero_point))
+        return _with_integers(real.to(dtype), Integers(values, scales, zero_point))
 
     @classmethod
     def __torch_function__(
@@ -198,6 +198,7 @@ def _dequantize(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         return None
     given = bound(target, args, kwargs)
     values, dim = given["input"], given.get("axis")
+    dtype = _dtype(given.get("out_dtype", given.get("output_dtype")))
     scales, zeros = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
     scales, zeros = (None if each is None else torch.as_tensor(each) for each in (scales, zeros))
     zero_point = 0 if zeros is None else int(zeros.flatten()[0])
@@ -205,11 +206,16 @@ def _dequantize(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if scales is None or values.is_floating_point() or several:
         return None
     if name == "torchao.dequantize_affine":
-        return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point)
+        return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point, dtype)
     shape = [1] * values.dim()
     if scales.numel() > 1:
         shape[dim or 0] = -1
-    return Scaled.of(values, scales.reshape(shape), zero_point)
+    return Scaled.of(values, scales.reshape(shape), zero_point, dtype)
+
+
+def _dtype(given: torch.dtype | int | None) -> torch.dtype:
+    """Return the type of a dequantize's result; none, or a number as the default of a schema, is float32."""
+    return given if isinstance(given, torch.dtype) else torch.float32
 
 
 def _of_blocks(scales: Tensor, block: Sequence[int], shape: Sequence[int]) -> Tensor:

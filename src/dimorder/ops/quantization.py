@@ -62,9 +62,9 @@ def _by_constants(target: Any, plain: Any) -> Operator:
     ) -> Value:
         given = (scale, zero, low, high)
         known = [each for value in given if (each := constant_of(n, value)) is not None and each.numel() == 1]
-        if len(known) < len(given) or any(result.values()):
+        if len(known) < len(given):
             return n.parts(target, (x, *given, dtype), result)
-        return n.write(plain, x, float(known[0]), *map(int, known[1:]), dtype)
+        return n.write(plain, x, float(known[0]), *map(int, known[1:]), dtype, **result)
 
     return Operator((target,), spelling=spell)
 

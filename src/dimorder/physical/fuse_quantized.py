@@ -230,7 +230,8 @@ class _Fuser:
             self.found[reader] = Annotation(How.IN_ISLAND)
 
     def _annotation(self, node: Node, rule: FoundKernel) -> Annotation | None:
-        if node.target in (aten._to_copy.default, operator.getitem):
+        is_cast = node.target is aten._to_copy.default and rule is not MOVE
+        if is_cast or node.target is operator.getitem:
             return None
         if node.target is DEQUANTIZE:
             return Annotation(How.DEQUANTIZED, _type_of(node))

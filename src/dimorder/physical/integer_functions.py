@@ -17,7 +17,8 @@ aten = torch.ops.aten
 
 # How near to an integer is an integer: a scale has 24 bits.
 NEAR = MappingProxyType({torch.int8: 1e-5, torch.uint8: 1e-5, torch.int16: 4e-3})
-_KEEPS_SEQUENCE = (aten.view.default, aten.clone.default)  # of elements, by the place in their shape
+# Of elements, by the place in their shape.
+_KEEPS_SEQUENCE = (aten.view.default, aten.clone.default, aten._to_copy.default)
 
 
 def dequantized_numbers(of: IntegerType) -> Tensor:

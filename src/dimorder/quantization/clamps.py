@@ -23,7 +23,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from dimorder.graph.nodes import bound, set_meta
 from dimorder.physical.wasted_levels import clamp_range
-from dimorder.quantization.transposed import widen_transposed
+from dimorder.quantization.transposed import scale_by_output, widen_transposed
 
 _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 
@@ -32,7 +32,7 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
     """Another quantizer, whose annotations of values that are only clamped move to the clamps.
 
     A value that is padded with zeros shares the range of its operand. 1-D transposed convolutions become 2-D
-    ones first.
+    ones first, and those in groups have a scale per output channel.
     """
 
     def __init__(self, quantizer: Any) -> None:
@@ -47,6 +47,7 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated: GraphModule = self.quantizer.annotate(model)
         for node in annotated.graph.nodes:
+            scale_by_output(node)
             if clamp_range(node) is not None:
                 _move(node)
         for node in annotated.graph.nodes:

@@ -1,13 +1,16 @@
-"""Write 1-D transposed convolutions as 2-D ones, which quantizers know."""
+"""Prepare transposed convolutions for quantizers: as 2-D ones, and in groups with a scale per output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from dimorder.graph.nodes import bound, call_before, replace_node
 
@@ -31,6 +34,30 @@ def widen_transposed(model: GraphModule) -> None:
         args = (x, weight, given["bias"], *sizes, given["groups"], _pair(1, given["dilation"]))
         wide = call_before(node, aten.conv_transpose2d.input, args, value=node.meta["val"].unsqueeze(2))
         replace_node(node, call_before(node, aten.squeeze.dim, (wide, 2)))
+
+
+def scale_by_output(node: Node) -> None:
+    """Give the weight of a transposed convolution in groups a scale per output channel of a group.
+
+    Arm's quantizers give it a scale per input channel, which does not fit the bias. XNNPACKQuantizer leaves
+    it in float. A weight is (inputs, outputs / groups, height, width).
+    """
+    annotation = node.meta.get(Q_ANNOTATION_KEY)
+    if node.target is not aten.conv_transpose2d.input or annotation is None:
+        return
+    given = bound(node.target, node.args, node.kwargs)
+    specs, groups = annotation.input_qspec_map, given["groups"]
+    weight, bias = specs.get(given["weight"]), specs.get(given["bias"])
+    if groups == 1 or weight is None or weight.qscheme != torch.per_channel_symmetric:
+        return
+    specs[given["weight"]] = replace(weight, ch_axis=1)
+    if isinstance(bias, DerivedQuantizationSpec):
+        derive = bias.derive_qparams_fn
+
+        def repeated(observers: Any) -> tuple[torch.Tensor, ...]:
+            return tuple(each.repeat(groups) for each in derive(observers))
+
+        specs[given["bias"]] = replace(bias, derive_qparams_fn=repeated)
 
 
 def _one_row(model: GraphModule, source: Node, node: Node) -> Node:

@@ -19,16 +19,24 @@ HALF = 1e-3  # quanta from a half, within which float32 may round to either side
 class Origin(NamedTuple):
     """The values that integers were rounded from, in quanta without the zero point, and the `quantum`.
 
-    `unsure` are the elements that were computed from integers that may be rounded to either side.
+    `unsure` are the elements that were computed from integers that may be rounded to either side. `margin` is
+    how far a value may be off that was computed in half precision, in quanta.
     """
 
     quanta: Tensor
     quantum: float = 1.0
     unsure: Tensor | bool = False
+    margin: float = 0.0
+
+    @property
+    def choices(self) -> Tensor:
+        """How many integers beside the nearest one each value may be rounded to."""
+        reach = HALF + self.margin
+        return (self.quanta + reach).round() - (self.quanta - reach).round()
 
     @property
     def on_a_half(self) -> Tensor:
-        return (self.quanta - self.quanta.floor() - 0.5).abs() <= HALF
+        return self.choices > 0
 
 
 class Differences(NamedTuple):
@@ -49,7 +57,9 @@ class Differences(NamedTuple):
         off = quanta > 0
         if origin is not None:
             quanta[origin.unsure] = 0
-            off = (quanta > 0) & ~origin.on_a_half
+            explained = quanta <= origin.choices
+            quanta = torch.where(explained, quanta.clamp(max=QUANTA), quanta)
+            off = (quanta > 0) & ~explained
         return Differences(int(quanta.max()), int(off.sum()), quanta.numel())
 
     @staticmethod

@@ -19,14 +19,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
-from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import CUTS, EXPORTED, bound, origin_of
+from dimorder.graph.nodes import bound, origin_of
 from dimorder.graph.pairs import real_views
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
 from dimorder.ops.dialect import dynamic_type
@@ -35,38 +33,6 @@ from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import OPERATORS, elements_of, moved_operands
 from dimorder.verification.arithmetic import round_then_offset
 from dimorder.verification.differences import Differences, Origin
-
-
-def record_quantized(
-    exported: ExportedProgram,
-    inputs: Sequence[Tensor],
-    captured: GraphModule,
-    state: Mapping[str, Tensor] = MappingProxyType({}),
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what an exported program quantises, by the names of the captured nodes, and its buffers.
-
-    It quantises to integers, and to results of dynamic quantisation. `state` has the values of the buffers
-    that it writes before the call. The result has their values after the call.
-    """
-    own = {name: value.clone() for name, value in state.items()}  # the program writes them
-    if own:
-        held, constants = (
-            {name: own.get(name, value) for name, value in each.items()}
-            for each in (exported.state_dict, exported.constants)
-        )
-        exported = replace_parts(exported, state_dict=held, constants=constants)
-    run = _QuantizedRun(graph_with_tensors(exported))
-    run.run(*inputs)
-    if state_of(exported):  # a functional program writes the buffers of its own module
-        own = {name: run.module.get_buffer(name) for name in own}
-    found = dict[str, Tensor]()
-    for node in captured.graph.nodes:
-        if (origin := node.meta.get(EXPORTED)) in run.quantized:
-            cut = run.quantized[origin]
-            for dim, first, end in node.meta.get(CUTS, ()):
-                cut = cut.narrow(dim, first, end - first)
-            found[node.name] = cut
-    return found, own
 
 
 class FunctionalProgram:
@@ -153,6 +119,7 @@ class Float64Run(GraphRun):
             floats that were quantised dynamically.
         seed: for noise. A value that is quantised dynamically is then not rounded, but moved at random by up
             to half of its step.
+        margins: how far half precision may move what a node quantises, by the node's name.
 
     Attributes:
         differences: The difference in quanta between each forced value and the node's own result.
@@ -166,10 +133,14 @@ class Float64Run(GraphRun):
     """
 
     def __init__(
-        self, module: Module, forced: Mapping[str, Tensor] | None = None, seed: int | None = None
+        self,
+        module: Module,
+        forced: Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+        margins: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         super().__init__(module)
-        self.forced = forced or {}
+        self.forced, self.margins = forced or {}, margins
         self.noise = None if seed is None else torch.Generator().manual_seed(seed)
         self.differences: dict[Node, Differences] = {}
         self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and their floats
@@ -224,7 +195,8 @@ class Float64Run(GraphRun):
             if before is not None and before.quantum == scale:
                 return before
             unsure = before.on_a_half | before.unsure if before is not None else False
-            return Origin(real.double() / in_float32(scale), scale, unsure)
+            margin = self.margins.get(node.name, 0.0) / scale
+            return Origin(real.double() / in_float32(scale), scale, unsure, margin)
         keeps = node.target is DEQUANTIZE or elements_of(node.target) in KEEPS_SCALE
         sources = moved_operands(node) if keeps else []
         found = {source: self.origins[source] for source in sources if source in self.origins}
@@ -292,17 +264,6 @@ class RoundingsRun(Float64Run):
             a = bound(node.target, *arguments(node, operands))
             real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
             self.roundings[node.name] = real.clamp(a["quant_min"], a["quant_max"]), result
-        return result
-
-
-class _QuantizedRun(GraphRun):
-    def __init__(self, module: Module) -> None:
-        super().__init__(module)
-        self.quantized: dict[str, Tensor] = {}
-
-    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
-        if is_static_quantize(node) or is_dynamic_dequantize(node):
-            self.quantized[node.name] = result
         return result
 
 

@@ -19,7 +19,7 @@ if each value moves by up to half of the network's own step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -37,11 +37,13 @@ from dimorder.graph.exported import (
 )
 from dimorder.graph.nodes import operator_at
 from dimorder.graph.quantized import DEQUANTIZE
+from dimorder.graph.tracing import HALVES
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
-from dimorder.verification.numerics import Float64Run, LogicalIntegersRun, record_quantized
-from dimorder.verification.reference import FACTOR, Outputs
+from dimorder.verification.numerics import Float64Run, LogicalIntegersRun
+from dimorder.verification.quantized_values import half_errors, record_quantized
+from dimorder.verification.reference import FACTOR, HALF_FACTOR, Outputs
 from dimorder.verification.relative_error import (
     TOLERANCE,
     outputs_above,
@@ -54,7 +56,7 @@ _DRAWS = 4  # of moved values: one alone may leave an output of few elements unc
 # For integers that both compute in float64: constants that lowering computes are float32. A value that is
 # computed from such constants and not quantised again may amplify that.
 _SAME = 1e-6
-_NUMBERS = (torch.float32, torch.int8, torch.uint8)
+_NUMBERS = (torch.float32, torch.int8, torch.uint8, *HALVES)
 
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
@@ -91,10 +93,10 @@ class QuantizedTrial(Trial):
         calls = self.programs, self._each_call(self.inputs), self._each_call(self.network_inputs)
         state, differences = {each.name: each.initial for each in program.state}, list[Differences]()
         for each, inputs, given in zip(*calls, strict=True):
-            wanted, after = record_quantized(each.exported, given, each.module, state)
-            own = Float64Run(each.module, wanted)
+            wanted = record_quantized(each.exported, given, each.module, state)
+            own = Float64Run(each.module, wanted.values, margins=wanted.margins)
             own.run(*state.values(), *inputs)
-            differences, state = [*differences, *own.differences.values()], after
+            differences, state = [*differences, *own.differences.values()], dict(wanted.state)
         Differences.together(differences).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
@@ -110,7 +112,7 @@ class QuantizedTrial(Trial):
             _require_equal(got, self._logical(model, self.inputs), what)
         specs = self.contract.outputs * self.calls
         real = [
-            spec.real(g) if w.is_floating_point() else g
+            spec.real(g).to(w.dtype if spec.scale is not None else g.dtype) if w.is_floating_point() else g
             for spec, g, w in zip(specs, got, self.expected, strict=True)
         ]
         errors = [relative_error(*pair) for pair in zip(real, self.expected, strict=True)]
@@ -217,18 +219,30 @@ def require_meant(
         VerificationError: if they differ by more than rounding explains.
     """
     nodes = {node.name: node for node in integers}
-    program = Float64Run(graph_with_tensors(physical), {name: integers[node] for name, node in nodes.items()})
+    forced = {name: integers[node] for name, node in nodes.items()}
+    errors = half_errors(partial(graph_with_tensors, physical), inputs, forced, half_sums=True)
+    program = Float64Run(graph_with_tensors(physical), forced, margins=errors.read)
     wanted = program.tensors(*inputs)
     for each, differences in program.differences.items():
         differences.require_few(f"{operator_at(nodes[each.name])} as it was written for {runtime}")
     # Another result may be a choice between floats that are nearly the same.
-    real = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype in _NUMBERS]
-    verify([g for g, _ in real], [w.to(g.dtype) for g, w in real], what=f"what was written for {runtime}")
+    allowed = errors.outputs or [0.0] * len(wanted)
+    real = [each for each in zip(results, wanted, allowed, strict=True) if each[0].dtype in _NUMBERS]
+    verify(
+        [got for got, *_ in real],
+        [w.to(got.dtype) for got, w, _ in real],
+        what=f"what was written for {runtime}",
+        tolerance=[max(TOLERANCE, each) for *_, each in real],
+    )
 
 
-def require_near(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    """Refuse floats that differ from the recomputed ones by more than other roundings explain."""
-    verify([got], [wanted], what=what, tolerance=max(TOLERANCE, torch.finfo(wanted.dtype).eps))
+def require_near(got: torch.Tensor, wanted: torch.Tensor, what: str, inexact: float = 0.0) -> None:
+    """Refuse floats that differ from the recomputed ones by more than other roundings explain.
+
+    `inexact` is the relative error of sums as a kernel may keep them.
+    """
+    allowed = max(TOLERANCE, torch.finfo(wanted.dtype).eps, HALF_FACTOR * inexact)
+    verify([got], [wanted], what=what, tolerance=allowed)
 
 
 def _require_equal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], what: str) -> None:

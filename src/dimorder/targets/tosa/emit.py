@@ -31,7 +31,10 @@ from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 FLOAT = "floats, where a graph of integers takes and gives integers"
-QUANTISE_FIX = "quantise its operands and its result, replace it in the module, or choose another target"
+QUANTISE_FIX = (
+    "quantise its operands and its result, as dimorder.quantize does, replace it in the module, or choose "
+    "another target"
+)
 ENDS_FIX = "quantise inputs first thing and outputs last thing, or choose another target"
 
 

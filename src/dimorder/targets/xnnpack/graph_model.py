@@ -27,8 +27,9 @@ def model_of(graph: XnnGraph) -> XnnModel:
 def _rounded(graph: XnnGraph) -> list[int]:
     """Return the values that another way of computing may round differently.
 
-    These are the integers and outputs that floats were rounded to, the floats that are quantised dynamically,
-    and the linears and convolutions of these. A float that was dequantised or moved is not among them.
+    These are the integers and outputs that floats were rounded to, each result of half precision, the floats
+    that are quantised dynamically, and the linears and convolutions of these. A float that was dequantised or
+    moved is not among them.
     """
     floats, found = {value.id for value in graph.values if value.is_rounded}, list[int]()
     for node in graph.nodes:
@@ -43,6 +44,7 @@ def _rounded(graph: XnnGraph) -> list[int]:
             floats.add(result.id)
         elif reads or not passes_on(node):
             floats.add(result.id)
+            found += [result.id] if result.half and not passes_on(node) else []
     return list(dict.fromkeys(found + [index for index in graph.outputs if index in floats]))
 
 

@@ -24,8 +24,11 @@ from dimorder.targets.xnnpack.integers import MOVES, PACKING
 from dimorder.verification import arithmetic
 from dimorder.verification import xnnpack_roundings as roundings
 from dimorder.verification.differences import Differences, Origin
+from dimorder.verification.fp16_accumulation import HalfSums
+from dimorder.verification.relative_error import error_in_float64
 from dimorder.verification.verify_integers import require_near
 
+_SUMS = PACKING | {"BatchMatrixMultiply"}  # the kinds that add up products
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 
 
@@ -80,7 +83,7 @@ class XnnModel:
             if isinstance(first, roundings.DynamicIntegers):
                 return self._agreed_sum(node, operands, found[index])
             result = self._result(node, operands).to(value.dtype)
-            return result if index not in found else self._agreed(node, result, found[index], first)
+            return result if index not in found else self._agreed(node, operands, result, found[index])
 
         return interpret(self.nodes, {**constants_of(self.values), **feed}, kept, compute)
 
@@ -100,13 +103,15 @@ class XnnModel:
         roundings.require_near_sum(found, wanted, unsure, self.rounded[node.output])
         return found.reshape(wanted.shape)
 
-    def _agreed(self, node: GraphNode, result: Tensor, found: Tensor, read: Tensor) -> Tensor:
+    def _agreed(self, node: GraphNode, operands: Sequence[Tensor], result: Tensor, found: Tensor) -> Tensor:
         """Return the runtime's result for what was computed in floats, if the model agrees."""
-        what, found = f"{self.rounded[node.output]} in float32", found.reshape(result.shape)
+        precision = str(result.dtype if result.is_floating_point() else torch.float32)
+        what = f"{self.rounded[node.output]} in {precision.removeprefix('torch.')}"
+        found = found.reshape(result.shape)
         if result.is_floating_point():
-            require_near(found, result, what)
+            require_near(found, result, what, self._half_sums(node, operands, result))
         else:
-            of = self.values[node.output].integer_type
+            of, read = self.values[node.output].integer_type, operands[0]
             origin = Origin(read.double() / of.scale) if of is not None and node.kind == "Convert" else None
             Differences.between(result, found, origin).require_few(what)
         return found
@@ -127,6 +132,15 @@ class XnnModel:
             for bound in bounds
         )
         return ROUNDINGS.get(node.kind, _table)(kernel).clamp(low, high)
+
+    def _half_sums(self, node: GraphNode, operands: Sequence[Tensor], result: Tensor) -> float:
+        """Return the relative error of a result whose sums are kept in float16; 0 for other results."""
+        if result.dtype != torch.float16 or node.kind not in _SUMS:
+            return 0.0
+        fields, bounds = _fields_and_bounds(node)
+        with HalfSums():
+            summed = _FLOAT[node.kind](fields, *(x.half() for x in operands)).clamp(*bounds)
+        return error_in_float64(summed, result.double())
 
     def _scales(self, node: GraphNode) -> Tensor:
         """Return the scales of a node's weight."""

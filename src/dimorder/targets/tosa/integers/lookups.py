@@ -49,15 +49,15 @@ def look_up(
     ends = int(levels.min()), int(levels.max())
     if of.dtype == to.dtype and torch.equal(levels, own.clamp(*ends).double()):
         return clamp(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
-    in_bytes = of.dtype == to.dtype == torch.int8
-    if not in_bytes:  # clipped ends say nothing about the line
-        middle = (levels > ends[0]) & (levels < ends[1])
-        slope = slope_of(levels[middle]) if int(middle.sum()) > 1 else slope
-    if fits(slope):
-        dtype, line = DTYPES[to.dtype], rescale_integers(own, [slope], of.zero_point, to.zero_point)
+    in_bytes, slopes = of.dtype == to.dtype == torch.int8, [slope]
+    middle = (levels > ends[0]) & (levels < ends[1])
+    if not in_bytes and int(middle.sum()) > 1:  # clipped ends say nothing about the line
+        slopes.append(slope_of(levels[middle]))
+    for each in filter(fits, slopes):
+        dtype, line = DTYPES[to.dtype], rescale_integers(own, [each], of.zero_point, to.zero_point)
         exact = torch.equal(levels, line.clamp(*_reach(dtype)).double())
         if exact or (not in_bytes and torch.equal(levels, line.clamp(*ends).double())):
-            y = rescale(w, x, [slope], dtype, zero_point=of.zero_point, to_zero_point=to.zero_point)
+            y = rescale(w, x, [each], dtype, zero_point=of.zero_point, to_zero_point=to.zero_point)
             return y if exact else clamp(w, y, *ends)
     if not in_bytes:
         return None

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import level_of
+from dimorder.graph.tracing import HALVES
 from dimorder.ops.table import elements_of
+from dimorder.physical.fuse_quantized import MOVE
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.calls import changed
@@ -56,6 +58,12 @@ def _cat(w: W, a: Arguments) -> Any:
     return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1, error=error)
 
 
+def _check_cast(a: Arguments) -> str | None:
+    """Return why a cast is not one between floats, which keeps the integers of a value, or None."""
+    types = {a.dtype, a.self.meta["val"].dtype}
+    return None if types <= {torch.float32, *HALVES} else "a cast that is not between floats"
+
+
 def _pad(w: W, a: Arguments) -> Any:
     value = getattr(a, "value", None) or 0
     held = w.dense(a.self)
@@ -82,6 +90,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             for target, row in moves.ROWS.items()
             if elements_of(target).moves
         },
+        aten._to_copy.default: Row(lambda w, a: a.self, _check_cast, relabel=True, kernel=MOVE),
         aten.cat.default: Row(_cat, kernel=SUM),
         aten.constant_pad_nd.default: Row(_pad, kernel=lambda a: padded(getattr(a, "value", None) or 0)),
     }

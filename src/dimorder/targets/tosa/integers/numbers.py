@@ -65,7 +65,7 @@ class Accumulator:
     """32-bit integers, each of which stands for itself times a scale, clipped between two bounds.
 
     `scales` broadcast against the last dimensions. `limit` is the largest magnitude of the integers. `error`
-    is the possible error of the numbers after a TABLE that interpolates.
+    is the possible error of the numbers after a TABLE, which rounds and may interpolate.
     """
 
     integers: TosaValue

@@ -6,6 +6,7 @@ compute in integers is refused with the reason.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -66,10 +67,11 @@ OPERATORS = Table(
         {
             QUANTIZE: Row(_quantize, _check_range),
             DEQUANTIZE: Row(_dequantize, _check_range),
-            **products.ROWS,
-            **pointwise.ROWS,
-            **reductions.ROWS,
-            **moves.ROWS,
+            **{
+                target: replace(row, halves=lambda arguments: True)  # integers are the same in any precision
+                for rows in (products.ROWS, pointwise.ROWS, reductions.ROWS, moves.ROWS)
+                for target, row in rows.items()
+            },
         }
     ),
     lambda value, is_constant: None if is_constant and not value.dim() else unfit(value),

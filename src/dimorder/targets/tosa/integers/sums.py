@@ -101,7 +101,8 @@ def in_16_bits(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accum
     for levels, factor, zero_point in ((integers >> 8, 256.0, 0), ((integers & 255) - 128, 1.0, -128)):
         part = w.op("TABLE", [x.integers, w.constant(levels.to(torch.int8))], x.shape, "INT8")
         parts.append(rescale(w, part, [factor], "INT32", zero_point=zero_point))
-    return Accumulator(w.elementwise("ADD", *parts), torch.tensor(scale, dtype=torch.float64), FINE)
+    total, step = w.elementwise("ADD", *parts), torch.tensor(scale, dtype=torch.float64)
+    return Accumulator(total, step, FINE, error=scale / 2)
 
 
 def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:

@@ -1,0 +1,171 @@
+"""Record what a program quantizes, and measure how far half precision moves these values and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+
+from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
+from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
+from dimorder.graph.interpreter import GraphRun, arguments
+from dimorder.graph.nodes import CUTS, EXPORTED, results
+from dimorder.graph.tracing import HALVES
+from dimorder.ops.quantization import is_dynamic
+from dimorder.verification.fp16_accumulation import HalfSums
+from dimorder.verification.numerics import Float64Run
+from dimorder.verification.reference import HALF_FACTOR
+from dimorder.verification.relative_error import error_in_float64
+
+
+@dataclass(frozen=True)
+class HalfErrors:
+    """How far half precision may move a program's values.
+
+    A program without half precision has none.
+
+    Attributes:
+        read: For each quantize, by name: how far what it reads may be off.
+        outputs: The relative errors that outputs of half precision may have.
+    """
+
+    read: Mapping[str, float] = field(default_factory=dict)
+    outputs: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class QuantizedValues:
+    """What an exported program quantizes, by the names of the captured nodes.
+
+    Attributes:
+        values: Integers, and results of dynamic quantization.
+        state: The values of the program's buffers after the call.
+        margins: How far half precision may have moved what was quantized.
+    """
+
+    values: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    margins: Mapping[str, float]
+
+
+def record_quantized(
+    exported: ExportedProgram,
+    inputs: Sequence[Tensor],
+    captured: GraphModule,
+    state: Mapping[str, Tensor] = MappingProxyType({}),
+) -> QuantizedValues:
+    """Return what an exported program quantizes. `state` has its buffers' values before the call."""
+    run = _QuantizedRun(_with_state(exported, state))
+    run.run(*inputs)
+    after = dict(state)
+    if state_of(exported):  # a functional program writes the buffers of its own module
+        after = {name: run.module.get_buffer(name) for name in state}
+    errors = HalfErrors()
+    if not is_dynamic(captured):  # the outputs of such a program are compared instead
+        errors = half_errors(partial(_with_state, exported, state), inputs, run.quantized)
+    origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
+    found = {
+        node.name: _cut(run.quantized[origins[node.name]], node)
+        for node in captured.graph.nodes
+        if origins[node.name] in run.quantized
+    }
+    margins = {name: errors.read[origin] for name, origin in origins.items() if origin in errors.read}
+    return QuantizedValues(found, after, margins)
+
+
+def _cut(value: Tensor, node: Node) -> Tensor:
+    """Return what a captured node keeps of the value of the exported program's node."""
+    for dim, first, end in node.meta.get(CUTS, ()):
+        value = value.narrow(dim, first, end - first)
+    return value
+
+
+def half_errors(
+    module: Callable[[], Module],
+    inputs: Sequence[Tensor],
+    integers: Mapping[str, Tensor],
+    half_sums: bool = False,
+) -> HalfErrors:
+    """Return how far half precision may move the values of a program.
+
+    Each value is computed as torch computes it and in float64, from the same integers before it.
+
+    Args:
+        module: returns the program's graph, which may write its buffers, before each run.
+        inputs: its inputs.
+        integers: what its quantize nodes give, by their names.
+        half_sums: whether sums may be kept in float16.
+    """
+    wide = _WideRun(module(), integers)
+    graph: torch.fx.Graph = wide.module.graph  # type: ignore[assignment]
+    if not any(map(_is_half, graph.nodes)):
+        return HalfErrors()
+    exact = wide.tensors(*inputs)
+    read, outputs = dict[str, float](), [0.0] * len(exact)
+    modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
+    for mode in modes:
+        narrow = _QuantizedRun(module(), integers)
+        with mode:
+            found = narrow.tensors(*inputs)
+        for name, value in narrow.read.items():
+            off = (value.double() - wide.read[name].double()).abs().nan_to_num(0.0, 0.0)
+            read[name] = max(read.get(name, 0.0), HALF_FACTOR * float(off.max()))
+        for i, (value, wanted) in enumerate(zip(found, exact, strict=True)):
+            if value.dtype in HALVES:
+                outputs[i] = max(outputs[i], HALF_FACTOR * error_in_float64(value, wanted))
+    return HalfErrors(read, outputs)
+
+
+def _with_state(exported: ExportedProgram, state: Mapping[str, Tensor]) -> Module:
+    """Return a program as a graph with other values of its buffers, which it may write."""
+    own = {name: value.clone() for name, value in state.items()}
+    if own:
+        held, constants = (
+            {name: own.get(name, value) for name, value in each.items()}
+            for each in (exported.state_dict, exported.constants)
+        )
+        exported = replace_parts(exported, state_dict=held, constants=constants)
+    return graph_with_tensors(exported)
+
+
+def _is_half(node: Node) -> bool:
+    held = results(node) if "val" in node.meta else []
+    return any(isinstance(each, Tensor) and each.dtype in HALVES for each in held)
+
+
+class _QuantizedRun(GraphRun):
+    """A run that records what is quantized, before and after. Nodes in `forced` give these values instead."""
+
+    def __init__(self, module: Module, forced: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        super().__init__(module)
+        self.forced = forced
+        self.read, self.quantized = dict[str, Tensor](), dict[str, Tensor]()
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if is_static_quantize(node):
+            self.read[node.name] = arguments(node, operands)[0][0]
+        if is_static_quantize(node) or is_dynamic_dequantize(node):
+            self.quantized[node.name] = result
+        return self.forced.get(node.name, result)
+
+
+class _WideRun(Float64Run):
+    """The same in float64."""
+
+    def __init__(self, module: Module, forced: Mapping[str, Tensor]) -> None:
+        super().__init__(module, forced)
+        self.read: dict[str, Tensor] = {}
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if is_static_quantize(node):
+            self.read[node.name] = arguments(node, operands)[0][0]
+        return super().result(node, operands, result)
