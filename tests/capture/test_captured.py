@@ -63,7 +63,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     ),
     "a convolution that is cut at both ends of two dimensions": (
         lambda m, x: F.conv2d(x, m.c.weight, padding=(2, 2))[:, :, 1:-2, 2:], [X],
-        counted(constant_pad_nd=2, convolution=1),
+        counted(constant_pad_nd=1, convolution=1),
     ),
     "one that is cut by more than it is padded": (
         lambda m, x: F.conv2d(x, m.c.weight, padding=1)[:, :, 2:], [X], counted(convolution=1, slice=1)
