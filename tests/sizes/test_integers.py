@@ -61,7 +61,7 @@ def gated(net: Layers, x: Tensor) -> Tensor:
 
 
 def cropped(net: Layers, x: Tensor) -> Tensor:
-    """What a convolution pads and the network cuts off again, as a causal convolution does."""
+    """The network cuts off what a convolution pads, as a causal convolution does."""
     y = F.gelu(net.depthwise(net.first(x).relu())[:, :, 1:, :-1])
     scores: Tensor = net.head(y.mean((2, 3)))
     return scores

@@ -31,8 +31,8 @@ _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 class BehindClamps(Quantizer):  # type: ignore[misc]
     """Another quantizer, whose annotations of values that are only clamped move to the clamps.
 
-    A value that is padded with zeros shares the range of its operand. 1-D transposed convolutions become 2-D
-    ones first, and those in groups have a scale per output channel.
+    A value that is padded with zeros shares the range of its operand. Transposed convolutions of one
+    dimension become those of two first. In groups, they have a scale for each output channel.
     """
 
     def __init__(self, quantizer: Any) -> None:

@@ -44,7 +44,7 @@ class HalfErrors:
 
 @dataclass(frozen=True)
 class QuantizedValues:
-    """What an exported program quantizes, by the names of the captured nodes.
+    """Holds what an exported program quantizes, by the names of the captured nodes.
 
     Attributes:
         values: Integers, and results of dynamic quantization.

@@ -27,9 +27,9 @@ def model_of(graph: XnnGraph) -> XnnModel:
 def _rounded(graph: XnnGraph) -> list[int]:
     """Return the values that another way of computing may round differently.
 
-    These are the integers and outputs that floats were rounded to, each result of half precision, the floats
-    that are quantised dynamically, and the linears and convolutions of these. A float that was dequantised or
-    moved is not among them.
+    These are the integers and outputs that floats were rounded to, and each result of half precision. Floats
+    that are quantised dynamically are among them, and the linears and convolutions of these. A float that was
+    dequantised or moved is not.
     """
     floats, found = {value.id for value in graph.values if value.is_rounded}, list[int]()
     for node in graph.nodes:
