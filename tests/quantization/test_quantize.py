@@ -164,7 +164,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     ("target", "recipe", "options"),
     [
         *(("tosa", "int8", options) for options in OPTIONS),
-        *((target, "int8", OPTIONS[0]) for target in ("xnnpack", "litert", "ethos-u85-256")),
+        *((target, "int8", OPTIONS[0]) for target in ("xnnpack", "litert")),
+        *(("ethos-u85-256", "int8", options) for options in (OPTIONS[0], OPTIONS[3])),
         *(("tosa", "int16x8", options) for options in (OPTIONS[0], OPTIONS[3])),
     ],
 )
