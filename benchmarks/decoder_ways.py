@@ -89,7 +89,7 @@ def _torchao(weights: str) -> Any:
     )
 
 
-BOTH, PROMPT, STEP = "both.pte", "prompt.pte", "step.pte"
+_BOTH, _PROMPT, _STEP = "both.pte", "prompt.pte", "step.pte"
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class Files:
     @classmethod
     def within(cls, folder: Path) -> Files:
         """Return the files that a way wrote into a folder."""
-        if (both := folder / BOTH).exists():
+        if (both := folder / _BOTH).exists():
             return cls(both, both)
-        prompt = folder / PROMPT
-        return cls(prompt if prompt.exists() else None, folder / STEP)
+        prompt = folder / _PROMPT
+        return cls(prompt if prompt.exists() else None, folder / _STEP)
 
 
 Opened = Callable[[int, int], Tensor]  # runs so many tokens from a position on, and returns the logits
@@ -156,9 +156,9 @@ def _ours(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     try:
         lowered = lower(decoder.call(0, decoder.prompt), dynamic_shapes=decoder.sizes)
     except UnsupportedError:
-        lower(decoder.call(0, 1)).save(folder / STEP)
+        lower(decoder.call(0, 1)).save(folder / _STEP)
     else:
-        lowered.save(folder / BOTH)
+        lowered.save(folder / _BOTH)
 
 
 def _open_ours(path: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -196,12 +196,12 @@ def _write_stock(exported: ExportedProgram, path: Path) -> None:
 
 def _stock(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     """One program for all lengths."""
-    _write_stock(_exported(decoder, network, decoder.prompt, dynamic=True), folder / BOTH)
+    _write_stock(_exported(decoder, network, decoder.prompt, dynamic=True), folder / _BOTH)
 
 
 def _stock_by_size(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     """One program for the prompt's length and one for a token: two copies of the weights, and two caches."""
-    for name, count in ((PROMPT, decoder.prompt), (STEP, 1)):
+    for name, count in ((_PROMPT, decoder.prompt), (_STEP, 1)):
         _write_stock(_exported(decoder, network, count, dynamic=False), folder / name)
 
 
@@ -247,7 +247,7 @@ def _stock_llama(decoder: Decoder, network: nn.Module, folder: Path) -> None:
     ).export()
     manager.run_canonical_optimizations()
     manager.to_edge_transform_and_lower([get_xnnpack_partitioner(each) for each in (True, False)])
-    (folder / BOTH).write_bytes(manager.to_executorch().export_program.buffer)
+    (folder / _BOTH).write_bytes(manager.to_executorch().export_program.buffer)
 
 
 def _transformer(decoder: Decoder, network: Any) -> nn.Module:

@@ -86,10 +86,9 @@ def timed(name: str, rounds: int, folder: Path) -> Row:
     ways: dict[str, Row] = {}
     calls = {}
     for way, found in lowered.items():
-        if isinstance(found, Exception):
-            ways[way] = failed(found)
-            continue
         try:
+            if isinstance(found, Exception):
+                raise found
             ways[way], opened = _opened(WAYS[way], decoder, found, wanted)
         except Exception as error:  # whatever is raised is what is recorded of it
             ways[way] = failed(error)

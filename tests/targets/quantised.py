@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -134,14 +133,12 @@ class Net(nn.Module):
         return self.last(torch.cat([x, y], 1).mean((2, 3)))
 
 
-def by_xnnpack(
-    model: nn.Module, *args: Tensor, is_per_channel: bool = True, dims: Any = None, **kwargs: Tensor
-) -> nn.Module:
+def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True, dims: Any = None) -> nn.Module:
     """By XNNPACKQuantizer; `dims` are the dynamic sizes that the network itself reads."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as quantizer
 
     config = quantizer.get_symmetric_quantization_config(is_per_channel=is_per_channel)
-    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config), dims, kwargs)
+    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config), dims)
 
 
 def by_xnnpack_per_tensor(model: nn.Module, *args: Tensor) -> nn.Module:
@@ -178,31 +175,21 @@ def by_arm(model: nn.Module, *args: Tensor, recipe: str = "int8") -> nn.Module:
     return _converted(model, args, find("tosa").recipes[recipe].quantizer())
 
 
-def _converted(
-    model: nn.Module,
-    args: Sequence[Tensor],
-    quantizer: Any,
-    dims: Any = None,
-    kwargs: Mapping[str, Tensor] = MappingProxyType({}),
-) -> nn.Module:
+def _converted(model: nn.Module, args: Sequence[Tensor], quantizer: Any, dims: Any = None) -> nn.Module:
     """Calibrated on two calls."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    def other(x: Tensor) -> Tensor:
-        return x.flip(-1) * 1.1 if x.is_floating_point() else x
 
     with torch.no_grad():
         program = torch.export.export(
             model.eval(),
             tuple(args),
-            dict(kwargs),
             dynamic_shapes=dims,
             prefer_deferred_runtime_asserts_over_guards=True,
         )
         exported = program.module(check_guards=False)
         prepared = prepare_pt2e(exported, quantizer)
-        prepared(*args, **kwargs)
-        prepared(*map(other, args), **{name: other(x) for name, x in kwargs.items()})
+        prepared(*args)
+        prepared(*(x.flip(-1) * 1.1 if x.is_floating_point() else x for x in args))
     converted: nn.Module = convert_pt2e(prepared)
     return converted
 

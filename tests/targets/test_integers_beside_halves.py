@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,7 @@ import dimorder
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.lowered import Lowered
 from tests.targets.quantised import INT8, by_arm, by_torchao, by_xnnpack, by_xnnpack_dynamically, quantised
-from tests.zoo.network import perturb
+from tests.zoo.network import seeded
 
 X = torch.randn(2, 3, 12, 14, generator=torch.Generator().manual_seed(1))
 FLOATS = ["torch", "xnnpack", "litert"]
@@ -49,11 +47,6 @@ class Block(nn.Module):
         y = x.flatten(2).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(*self.project(y).chunk(3, -1)) + F.layer_norm(y, (8,))
         return mixed.transpose(1, 2).reshape(x.shape)
-
-
-def seeded(make: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    return perturb(make().eval())
 
 
 class Mixed(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dimorder
 from tests.targets.quantised import INT16, by_arm, by_xnnpack, by_xnnpack_per_tensor, quantised
-from tests.zoo.network import perturb
+from tests.zoo.network import seeded
 
 pytest.importorskip("tosa_serializer")
 
@@ -54,11 +54,6 @@ class Beside(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, z = self.first(x), self.second(x)
         return quantised(torch.cat([y, z], 1).relu(), 0.021, -128), quantised(y + z, 0.033, -101)
-
-
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return perturb(make().eval(), seed)
 
 
 def after(first: By, second: By) -> nn.Module:

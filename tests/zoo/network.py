@@ -90,6 +90,12 @@ def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
     return module
 
 
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """Return a network of random weights, none of them constant; one seed gives one network."""
+    torch.manual_seed(seed)
+    return perturb(make().eval(), seed)
+
+
 def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
     """Set every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -71,15 +69,15 @@ def record_quantized(
         after = {name: run.module.get_buffer(name) for name in state}
     errors = HalfErrors()
     if not is_dynamic(captured):  # the outputs of such a program are compared instead
-        errors = half_errors(partial(_with_state, exported, state), inputs, run.quantized)
-    origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
-    found = {
-        node.name: _cut(run.quantized[origins[node.name]], node)
-        for node in captured.graph.nodes
-        if origins[node.name] in run.quantized
-    }
-    margins = {name: errors.read[origin] for name, origin in origins.items() if origin in errors.read}
-    return QuantizedValues(found, after, margins)
+        errors = half_errors(exported, inputs, run.quantized, state)
+    values, margins = dict[str, Tensor](), dict[str, float]()
+    for node in captured.graph.nodes:
+        origin = node.meta.get(EXPORTED)
+        if origin in run.quantized:
+            values[node.name] = _cut(run.quantized[origin], node)
+        if origin in errors.read:
+            margins[node.name] = errors.read[origin]
+    return QuantizedValues(values, after, margins)
 
 
 def _cut(value: Tensor, node: Node) -> Tensor:
@@ -90,9 +88,10 @@ def _cut(value: Tensor, node: Node) -> Tensor:
 
 
 def half_errors(
-    module: Callable[[], Module],
+    program: ExportedProgram,
     inputs: Sequence[Tensor],
     integers: Mapping[str, Tensor],
+    state: Mapping[str, Tensor] = MappingProxyType({}),
     half_sums: bool = False,
 ) -> HalfErrors:
     """Return how far half precision may move the values of a program.
@@ -100,20 +99,20 @@ def half_errors(
     Each value is computed as torch computes it and in float64, from the same integers before it.
 
     Args:
-        module: returns the program's graph, which may write its buffers, before each run.
+        program: the program.
         inputs: its inputs.
         integers: what its quantize nodes give, by their names.
+        state: its buffers' values before the call, if they are not those of the program.
         half_sums: whether sums may be kept in float16.
     """
-    wide = _WideRun(module(), integers)
-    graph: torch.fx.Graph = wide.module.graph  # type: ignore[assignment]
-    if not any(map(_is_half, graph.nodes)):
+    if not any(map(_is_half, program.graph.nodes)):
         return HalfErrors()
+    wide = _WideRun(_with_state(program, state), integers)
     exact = wide.tensors(*inputs)
     read, outputs = dict[str, float](), [0.0] * len(exact)
     modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
     for mode in modes:
-        narrow = _QuantizedRun(module(), integers)
+        narrow = _QuantizedRun(_with_state(program, state), integers)
         with mode:
             found = narrow.tensors(*inputs)
         for name, value in narrow.read.items():

@@ -19,7 +19,7 @@ if each value moves by up to half of the network's own step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -220,7 +220,7 @@ def require_meant(
     """
     nodes = {node.name: node for node in integers}
     forced = {name: integers[node] for name, node in nodes.items()}
-    errors = half_errors(partial(graph_with_tensors, physical), inputs, forced, half_sums=True)
+    errors = half_errors(physical, inputs, forced, half_sums=True)
     program = Float64Run(graph_with_tensors(physical), forced, margins=errors.read)
     wanted = program.tensors(*inputs)
     for each, differences in program.differences.items():
