@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.targets.table import Arguments, Row, Table, View
-from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
+from dimorder.targets.tosa.integers import moves, pointwise, products, reductions, resize
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.ops import unsupported_value
@@ -69,6 +69,7 @@ OPERATORS = Table(
             **products.ROWS,
             **pointwise.ROWS,
             **reductions.ROWS,
+            **resize.ROWS,
             **moves.ROWS,
         }
     ),
