@@ -53,7 +53,7 @@ def _resize(call: TosaCall) -> str | None:
     """Refuse resizes but nearest by two, four or eight.
 
     They have bilinear only if the sole rescaling is by 2 ** n, which our graphs do not have. Graphs for them
-    have convolutions in place of other resizes, unless a weight is beyond 8 bits.
+    have convolutions in place of other resizes, unless a weight is above 127.
     """
     numbers = call.values[1]
     assert numbers is not None, "the writer makes the factors constants"
@@ -62,7 +62,7 @@ def _resize(call: TosaCall) -> str | None:
     if call.node.attributes["mode"] == "NEAREST" and is_doubling(factors):
         return None
     told = f"{call.node.attributes['mode'].lower()} by {factors[0]} and {factors[1]}"
-    return f"a resize, {told}, where these have nearest by 2, 4 or 8 in both, and weights of 8 bits"
+    return f"a resize, {told}, where these have nearest by 2, 4 or 8 in both, and weights up to 127"
 
 
 def _argmax(call: TosaCall) -> str | None:

@@ -22,7 +22,7 @@ class Forms:
     `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 
     `resizes`: RESIZE computes each resize; else RESIZE only doubles elements, and depthwise convolutions
-    compute other resizes, in phases. Ethos-U55 has no other RESIZE.
+    compute other resizes, in phases. Ethos-U55 has no other RESIZE. Ties may round the other way.
 
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
     [3, 4]
