@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("ethosu.vela")
@@ -21,7 +22,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.targets.ethos_u import ACCELERATORS
 from dimorder.targets.ethos_u.target import target
-from tests.targets.quantised import by_arm
+from tests.targets.quantised import Between, by_arm
 from tests.targets.quantised import quantised as quantised_to
 from tests.targets.test_tosa_integers import Net
 from tests.targets.vela import handed_over
@@ -135,6 +136,34 @@ def test_the_packing_is_that_of_executorch() -> None:
     assert name == "EthosUBackend"
     assert ours.stream == stream
     assert [(spec.key, bytes(spec.value)) for spec in ours.options] == options
+
+
+RESIZES: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
+    "twice": ((5, 7), {"scale_factor": 2, "mode": "bilinear"}),
+    "by 4": ((5, 7), {"scale_factor": 4, "mode": "bilinear"}),
+    "twice, aligned": ((5, 7), {"scale_factor": 2, "mode": "bilinear", "align_corners": True}),
+    "by 4, aligned": ((5, 7), {"scale_factor": 4, "mode": "bilinear", "align_corners": True}),
+    "by 1.5": ((6, 8), {"scale_factor": 1.5, "mode": "bilinear"}),
+    "one pixel": ((1, 1), {"size": (5, 7), "mode": "bilinear"}),
+    "nearest by 3": ((5, 7), {"scale_factor": 3}),
+    "nearest to any size": ((5, 7), {"size": (8, 9)}),
+}
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_ethos_u55_resizes_by_convolutions(name: str) -> None:
+    size, options = RESIZES[name]
+    network = Between(lambda x: F.interpolate(x, **options), Between.SCALES[0])
+    x = torch.randn(1, 6, *size, generator=torch.Generator().manual_seed(3))
+    orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+    made = dimorder.lower(network, (x,), target="ethos-u55-128", run_artifact=True, **orders)
+    assert made.verified.artifact_ran
+    assert made.artifact.npu is not None
+    assert made.artifact.npu.cpu_operators == 0
+    (of,) = made.contract.inputs
+    (got,) = made.run(of.quantized(x).to(memory_format=torch.channels_last))
+    (wanted,) = network(x)
+    assert float((made.contract.outputs[0].real(got) - wanted).abs().max()) <= 1.01 * Between.SCALES[0][0]
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------

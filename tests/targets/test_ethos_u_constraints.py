@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("ethosu.vela")
 pytest.importorskip("executorch")
@@ -157,6 +158,19 @@ def test_the_table_says_what_vela_says(name: str) -> None:
 
 def test_every_operator_of_the_table_has_a_case() -> None:
     assert {kind for kind, _, _ in CASES.values()} == set(CONSTRAINTS)
+
+
+def test_a_resize_with_weights_above_127_is_refused() -> None:
+    from tests.targets.quantised import Between
+
+    network = Between(lambda x: F.interpolate(x, (130, 7), mode="bilinear", align_corners=True), (0.0247, 5))
+    x = torch.randn(1, 6, 5, 7, generator=torch.Generator().manual_seed(2))
+    with pytest.raises(UnsupportedError) as raised:
+        dimorder.lower(network, (x,), target="ethos-u55-128")
+    assert str(raised.value).splitlines()[1] == (
+        "  found: a resize, bilinear by 129/4 and 1, "
+        "where these have nearest by 2, 4 or 8 in both, and weights up to 127"
+    )
 
 
 def test_a_refusal_names_the_operator_and_its_line() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 
 import torch
@@ -16,6 +17,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.plans.network_plan import Place
 from dimorder.targets.ethos_u import is_u85
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
+from dimorder.targets.tosa.resize import is_doubling
 
 FIX = "choose an ethos-u85, which has this, or replace it in the module"
 
@@ -50,14 +52,17 @@ def _upsampling(call: TosaCall) -> str | None:
 def _resize(call: TosaCall) -> str | None:
     """Refuse resizes but nearest by two, four or eight.
 
-    They have bilinear only if the sole rescaling is by 2 ** n, which our graphs do not have.
+    They have bilinear only if the sole rescaling is by 2 ** n, which our graphs do not have. Graphs for them
+    have convolutions in place of other resizes, unless a weight is above 127.
     """
-    rows, to_rows, columns, to_columns = (int(number) for number in call.values[1])  # type: ignore[union-attr]
-    told = f"{call.node.attributes['mode'].lower()} by {rows / to_rows:g} and {columns / to_columns:g}"
-    factors = {rows / to_rows, columns / to_columns}
-    if call.node.attributes["mode"] == "NEAREST" and len(factors) == 1 and factors <= {2.0, 4.0, 8.0}:
+    numbers = call.values[1]
+    assert numbers is not None, "the writer makes the factors constants"
+    rows, to_rows, columns, to_columns = numbers.tolist()
+    factors = [Fraction(rows, to_rows), Fraction(columns, to_columns)]
+    if call.node.attributes["mode"] == "NEAREST" and is_doubling(factors):
         return None
-    return f"a resize, {told}, where these have nearest by 2, 4 or 8 in both"
+    told = f"{call.node.attributes['mode'].lower()} by {factors[0]} and {factors[1]}"
+    return f"a resize, {told}, where these have nearest by 2, 4 or 8 in both, and weights up to 127"
 
 
 def _argmax(call: TosaCall) -> str | None:

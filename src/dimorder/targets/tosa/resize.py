@@ -25,7 +25,7 @@ MAX_GROW = 256  # MAX_SCALE of level 8K
 
 
 @dataclass(frozen=True)
-class _Axis:
+class ResizeAxis:
     """How RESIZE reads one dimension: element `o` of the `new` at (o · d + offset) / n of the `old`."""
 
     old: int
@@ -46,6 +46,20 @@ class _Axis:
         return f"{self.old} resized to {self.new} as {self.n}/{self.d}, where RESIZE has {limits}"
 
 
+def is_doubling(factors: Sequence[Fraction]) -> bool:
+    """Return whether these factors double height and width, alike and up to three times.
+
+    >>> is_doubling([Fraction(4), Fraction(4)]), is_doubling([Fraction(2), Fraction(4)])
+    (True, False)
+    """
+    return len({*factors}) == 1 and factors[0] in (2, 4, 8)
+
+
+def factors_of(a: Arguments) -> list[Fraction]:
+    """Return the factors of height and width."""
+    return [factor for _, _, factor in _axes(a)]
+
+
 def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
     """Return for height and width: old size, new size, and the factor in the call, or else their ratio."""
     for old, new, factor in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True):
@@ -60,7 +74,7 @@ def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
     return _resize(w, "BILINEAR", x, bilinear_axes(a), a.shape)
 
 
-def bilinear_axes(a: Arguments) -> list[_Axis]:
+def bilinear_axes(a: Arguments) -> list[ResizeAxis]:
     """Return how a bilinear resize reads height and width.
 
     Half-pixel centres read at (o + 1/2) / ratio - 1/2. Aligned corners read from the first to the last
@@ -69,12 +83,12 @@ def bilinear_axes(a: Arguments) -> list[_Axis]:
     axes = []
     for old, new, ratio in _axes(a):
         n, d = ratio.numerator, ratio.denominator
-        axis = _Axis(old, new, 2 * n, 2 * d, d - n)
+        axis = ResizeAxis(old, new, 2 * n, 2 * d, d - n)
         if a.align_corners and 1 in (old, new):
-            axis = _Axis(1, new, 2 * new, 2, 1 - new)
+            axis = ResizeAxis(1, new, 2 * new, 2, 1 - new)
         elif a.align_corners:
             steps = Fraction(new - 1, old - 1)
-            axis = _Axis(old, new, steps.numerator, steps.denominator, 0)
+            axis = ResizeAxis(old, new, steps.numerator, steps.denominator, 0)
         axes.append(axis)
     return axes
 
@@ -96,12 +110,9 @@ def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     for old, new, ratio in _axes(a):
         # A whole factor uses half-pixel centres, which read the same elements. Ethos-U55 has nothing else.
         half = ratio.denominator == 1
-        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, half - ratio.numerator))
+        axes.append(ResizeAxis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, half - ratio.numerator))
         exact.append([min(int(o / ratio), old - 1) for o in range(new)])
-    reads = [
-        _nearest_reads(*axis)
-        for axis in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True)
-    ]
+    reads = nearest_reads(a)
     if reads == exact and not any(axis.refused for axis in axes):
         return _resize(w, "NEAREST", x, axes, a.shape)
     for d, indices in enumerate(reads, start=1):
@@ -109,17 +120,24 @@ def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     return x
 
 
-def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
-    """Return the elements that torch's kernel reads.
+def nearest_reads(a: Arguments) -> list[list[int]]:
+    """Return for height and width the elements that torch's kernel reads.
 
     It computes in float32 (aten/src/ATen/native/UpSample.h).
     """
+    axes = zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True)
+    return [_nearest_reads(*axis) for axis in axes]
+
+
+def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
     step = torch.tensor(old / new if factor is None else 1 / factor, dtype=torch.float32)
     reads: list[int] = (torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist()
     return reads
 
 
-def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape: Sequence[int]) -> TosaValue:
+def _resize(
+    w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[ResizeAxis], shape: Sequence[int]
+) -> TosaValue:
     """Write a RESIZE.
 
     For int8 in BILINEAR it returns sums in int32, larger by the product of both numerators.

@@ -21,14 +21,18 @@ class Forms:
 
     `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 
+    `resizes`: RESIZE computes each resize; else RESIZE only doubles elements, and depthwise convolutions
+    compute other resizes, in phases. Ethos-U55 has no other RESIZE. Ties may round the other way.
+
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
-    [2, 3]
+    [3, 4]
     """
 
     multiplies_constants: bool = True
     sums_windows: bool = True
     permutes_by_convolution: bool = False
     fills_lanes: bool = False
+    resizes: bool = True
 
     def flipped(self, name: str) -> Forms:
         """Return the same form with one flag flipped."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
-from dimorder.targets.tosa import reductions, resize, spatial
+from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import depthwise
 from dimorder.targets.tosa.integers.kernels import BYTES, INTEGERS, SELECTION, SUM
@@ -30,7 +30,6 @@ from dimorder.targets.tosa.integers.pointwise import scale_by
 from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
 from dimorder.targets.tosa.integers.sums import as_sum, multiply
 from dimorder.targets.tosa.reductions import reduced_dims
-from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -168,31 +167,10 @@ def _argmax(w: W, a: Arguments) -> TosaValue:
     return reductions.arg(largest=True)(w, changed(a, self=whole(x)))
 
 
-def _bilinear(w: W, a: Arguments) -> Accumulator:
-    """Write a bilinear resize; the weights of each result add up to the product of the numerators."""
-    x, of = as_integers(w, w.dense(a.x))
-    ones = math.prod(axis.n for axis in resize.bilinear_axes(a))
-    sums = resize.bilinear(w, changed(a, x=whole(x)))
-    centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
-    scale = torch.tensor(in_float32(of.scale) / ones, dtype=torch.float64)
-    total = Accumulator(centred, scale, 255 * ones)
-
-    def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
-        """Write the result with the integers' own scale and zero point, which a mean of integers keeps."""
-        ratio = float(wanted.scales) * ones / in_float32(to.scale)
-        if abs(ratio - 1) > 2**-20 or to.zero_point != of.zero_point:
-            return None
-        return rescale(w, sums, [1 / ones], "INT8")
-
-    w.shortcuts[centred.tensor] = write
-    return total
-
-
 _SELECTIONS = {
     aten.amax.default: (reductions.ROWS, "self"),
     aten.amin.default: (reductions.ROWS, "self"),
     dimorder.max_pool2d_nhwc.default: (spatial.ROWS, "x"),
-    dimorder.upsample_nearest2d_nhwc.default: (resize.ROWS, "x"),
 }
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
@@ -203,6 +181,5 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.layer_norm.default: Row(_layer_norm, _check_layer_norm, kernel=BYTES),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool, kernel=INTEGERS),
         aten.argmax.default: Row(_argmax, kernel=INTEGERS),
-        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, resize.check_bilinear, kernel=BYTES),
     }
 )
