@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.marks import slow_but
+
 pytest.importorskip("executorch")
 
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -56,7 +58,7 @@ def is_absent(case):
     return case.shape[0] in NOT_IN_EXECUTORCH.get(case.operator, "-")[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_but(BACKENDS, ["portable"]))
 def test_representative_operators_are_right_in_every_order_at_every_rank(backend):
     chosen = [
         case for case in cases() if case.shape in RANKS and (case.operator, case.call) in REPRESENTATIVE

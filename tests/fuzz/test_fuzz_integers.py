@@ -16,7 +16,7 @@ from tests.fuzz.examining import network
 from tests.fuzz.integer_operators import INTEGERS
 from tests.fuzz.test_fuzz import AT_ONCE, _all_are_right
 
-FAST, FULL = 6, 306
+FAST, FULL = 3, 303
 
 
 @pytest.mark.parametrize("target", ["int8", "int8-litert"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.errors import ContractError, UnsupportedError
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 from tests.zoo import perturb, stateful
 
 FRAMES = Dim("T", min=1, max=64)
@@ -63,8 +65,13 @@ def last_logits() -> nn.Module:
     return cast("nn.Module", network)
 
 
-@pytest.mark.parametrize("target", SUFFIX)
-@pytest.mark.parametrize("make", [stateful.gpt2, stateful.llama, last_logits])
+@pytest.mark.parametrize(
+    ("make", "target"),
+    slow_but(
+        product((stateful.gpt2, stateful.llama, last_logits), SUFFIX),
+        [(stateful.gpt2, "torch"), (stateful.llama, "xnnpack"), (last_logits, "litert")],
+    ),
+)
 def test_a_decoder_takes_a_prompt_of_any_length_then_tokens(
     make: Callable[[], nn.Module], target: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.marks import slow_but
+
 pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
@@ -160,10 +162,7 @@ def test_each_row_is_what_an_implementation_is_made_of(target: str) -> None:
     assert {str(name) for name in set(table.rows) - declared} == set()
 
 
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param(name, marks=[pytest.mark.slow] if name == "litert" else []) for name in TABLES],
-)
+@pytest.mark.parametrize("target", slow_but(TABLES, TABLES.keys() - {"litert"}))
 def test_each_row_is_reached_by_a_network(target: str) -> None:
     table, module = TABLES[target]
     reached = set().union(*(called(module.lowered(name).physical.graph.nodes) for name in module.CASES))
@@ -176,6 +175,7 @@ def test_each_row_is_reached_by_a_network(target: str) -> None:
     assert {str(name) for name in set(table.rows) - reached} == set()
 
 
+@pytest.mark.slow
 def test_each_implementation_of_the_table_is_taken_by_some_plan() -> None:
     """All but that of a permute, which relabels a buffer's axes and is no operator of a plan."""
     declared = {(n, i.name) for n, operator in OPERATORS.items() for i in operator.implementations}

@@ -19,6 +19,7 @@ from dimorder.planning.problem import InvalidChoice, evaluate
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.verification.relative_error import relative_error
 from tests import zoo
+from tests.marks import slow_but
 from tests.zoo import own, vision
 
 pytest.importorskip("executorch")
@@ -49,11 +50,9 @@ BOUNDARIES = {
 # Fewest bytes here take a conversion more than fewest conversions would.
 ONE_MORE = {"mvit_v2"}
 
-NAMES = [
-    network.name if network.name in QUICK else pytest.param(network.name, marks=pytest.mark.slow)
-    for network in (*vision.NETWORKS, *own.NETWORKS)
-    if "deployed" in network.tags
-]
+NAMES = slow_but(
+    (network.name for network in (*vision.NETWORKS, *own.NETWORKS) if "deployed" in network.tags), QUICK
+)
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -15,16 +15,15 @@ import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.verification.relative_error import relative_error
 from tests import zoo
+from tests.marks import slow_but
 from tests.targets.test_deployed import conversions_in_own_orders
 from tests.zoo import audio, hugging_face
 
 TOLERANCE = 1e-4
 QUICK = {"bert", "gpt2_step", "silero_vad"}
-NAMES = [
-    row.name if row.name in QUICK else pytest.param(row.name, marks=pytest.mark.slow)
-    for row in (*hugging_face.NETWORKS, *audio.NETWORKS)
-    if "deployed" in row.tags
-]
+NAMES = slow_but(
+    (row.name for row in (*hugging_face.NETWORKS, *audio.NETWORKS) if "deployed" in row.tags), QUICK
+)
 
 # What runs beside the delegate: the rows of a table by ids, and the cast of a mask of integers. CLIP's text
 # tower looks for the last token among the ids, and takes the row of features at that place.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 import dimorder
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.lowered import Lowered
+from tests.marks import slow_but
 from tests.targets.quantised import INT8, by_arm, by_torchao, by_xnnpack, by_xnnpack_dynamically, quantised
 from tests.zoo.network import seeded
 
@@ -74,8 +77,10 @@ def lower(network: nn.Module, x: Tensor, target: str) -> Lowered:
     return lowered
 
 
-@pytest.mark.parametrize("target", FLOATS)
-@pytest.mark.parametrize("has_block", [False, True])
+@pytest.mark.parametrize(
+    ("target", "has_block"),
+    slow_but(product(FLOATS, (False, True)), [*product(FLOATS, [False]), ("xnnpack", True)]),
+)
 def test_float16_beside_int8(target: str, has_block: bool) -> None:
     lowered = lower(Mixed(torch.float16, has_block), X, target)
     if target != "torch":

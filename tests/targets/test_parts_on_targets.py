@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from executorch.runtime import Runtime
@@ -10,8 +12,9 @@ import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.ops.parts import PARTS
 from dimorder.targets.xnnpack.ops import HAVE_KERNEL
+from tests.marks import slow_but
 from tests.targets.cases import Net
-from tests.targets.litert.parts_cases import CASES
+from tests.targets.litert.parts_cases import CASES, MATRICES
 
 # Neither has a number's sign bit or its other bits.
 _BITS = {"bits": "aten.view.dtype", "signs and angles": "aten.signbit.default"}
@@ -31,15 +34,11 @@ WRONG = {
     *("aten.scatter.reduce", "aten.scatter.value_reduce"),
     "aten.max_pool2d_with_indices_backward.default",
 }
-FAST = {
-    f"in parts: {name}"
-    for name in ("remainders", "gamma functions", "reducing scatters", "solutions", "gradients")
-}
-NAMES = [
-    pytest.param(target, name, marks=[] if target == "tosa" or name in FAST else pytest.mark.slow)
-    for target in REFUSED
-    for name in CASES
-]
+FAST = {f"in parts: {name}" for name in ("remainders", "gamma functions", "reducing scatters", "gradients")}
+NAMES = slow_but(
+    product(REFUSED, CASES),
+    [*product(["xnnpack"], FAST), *(("tosa", name) for name in CASES if name not in MATRICES)],
+)
 
 
 def test_only_operators_without_a_kernel_are_in_parts() -> None:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.marks import slow_but
+
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
@@ -105,7 +107,10 @@ def _is_near(got: Tensor, wanted: Tensor) -> bool:
     return bool((got - wanted).abs().max() <= (wanted.max() - wanted.min()) * 3 / 256)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = {"slices of other scales", "chunks of other scales", "cat of other scales", "chunks", "transpose"}
+
+
+@pytest.mark.parametrize("name", slow_but(CASES, QUICK))
 def test_what_stock_lowering_makes_of_it(name: str) -> None:
     network, wanted = _network(name), CASES[name][2]
     assert _stock_outcome(network) == wanted

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.marks import slow_but
+
 pytest.importorskip("tosa_serializer")
 
 import dimorder
@@ -51,7 +53,7 @@ EXPECTED = {
     "vit_128": Expected(7, 6, ("aten.cat", "aten.matmul", "aten.linear")),
     "swin_t": Expected(37, 36, ("aten.matmul", "aten.linear", "aten.convolution")),
 }
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED]
+NAMES = slow_but(EXPECTED, QUICK)
 
 
 @pytest.fixture(scope="module", params=NAMES)

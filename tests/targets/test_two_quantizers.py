@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
+from tests.marks import slow_but
 from tests.targets.quantised import INT16, by_arm, by_xnnpack, by_xnnpack_per_tensor, quantised
 from tests.zoo.network import seeded
 
@@ -81,8 +83,13 @@ PAIRS: dict[str, tuple[By, By]] = {
 }
 
 
-@pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    ("pair", "target"),
+    slow_but(
+        product(PAIRS, ("xnnpack", "litert", "tosa")),
+        zip(PAIRS, ("xnnpack", "litert", "tosa"), strict=True),
+    ),
+)
 def test_one_quantiser_after_another(target: str, pair: str) -> None:
     assert_right(after(*PAIRS[pair]), target, {"aten.sum.dim_IntList"} if target == "xnnpack" else set())
 

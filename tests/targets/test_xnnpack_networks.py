@@ -10,6 +10,7 @@ from dimorder.lowered import Lowered
 from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.layout.index_checker import check
+from tests.marks import slow_but
 
 TOLERANCE = 1e-4
 ORDERS = ("NCHW", "NHWC")
@@ -20,12 +21,8 @@ QUICK = {"pnet", "onet", "mobilenet_v3_small"}
 INSIDE = {"shufflenet_v2_x1_0": 4}
 
 
-def _marked(names: list[str], quick: set[str]) -> list[object]:
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-LOWERED = _marked([network.name for network in zoo.networks("lower")], QUICK)
-PLANNED = _marked(
+LOWERED = slow_but([network.name for network in zoo.networks("lower")], QUICK)
+PLANNED = slow_but(
     [network.name for tag in ("lower", "plan") for network in zoo.networks(tag)],
     {"onet", "shufflenet_v2_x1_0", "vit_b_16"},
 )

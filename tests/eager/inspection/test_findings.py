@@ -21,14 +21,13 @@ from dimorder.errors import UsageError
 from tests.eager.inspection import oracle
 from tests.eager.inspection.networks import NETWORKS, build
 from tests.eager.networks import KNOWS_EACH_CALL
+from tests.marks import slow_but
 
 FAST = ("resnet18", "shufflenet_v2_x1_0", "convnext_tiny")
 SPARING = ("resnet18", "densenet121", "efficientnet_b0", "convnext_tiny", "swin_t")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in NETWORKS]
-)
+@pytest.mark.parametrize("name", slow_but(NETWORKS, FAST))
 def test_the_findings_are_the_oracles(name):
     model, x = build(name)
     found = inspect(model, x)

@@ -328,3 +328,13 @@ CASES: dict[str, Case] = {
         (),
     ),
 }
+
+# These become hundreds of operators each, or thousands.
+MATRICES = {
+    f"in parts: {name}"
+    for name in (
+        *("singular values", "eigenvalues of symmetric matrices", "solutions", "reflections"),
+        *("Cholesky's factor", "incomplete gamma functions", "the exponential of a matrix"),
+        *("factors with pivots", "given factors", "a matrix without an inverse", "norms of a matrix"),
+    )
+}

@@ -12,6 +12,7 @@ from torch import nn
 import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.lowered import Lowered
+from tests.marks import slow_but
 from tests.targets import test_xnnpack_ops, tosa_cases
 from tests.targets.cases import Case, Net, X
 from tests.targets.litert import litert_cases, parts_cases
@@ -37,15 +38,6 @@ def lowered(name: str) -> Lowered:
 
 
 # These become thousands of operators.
-SLOW = {
-    f"in parts: {name}"
-    for name in (
-        *("singular values", "eigenvalues of symmetric matrices", "solutions", "reflections"),
-        *("Cholesky's factor", "incomplete gamma functions", "the exponential of a matrix"),
-        *("factors with pivots", "given factors", "a matrix without an inverse", "norms of a matrix"),
-    )
-}
-
 # What the table refuses. Lowering writes these in other operators.
 REFUSED = {
     "depthwise, 5x7, dilation, stride": "35 taps",
@@ -67,9 +59,7 @@ def test_a_physical_call_that_litert_lacks(name: str) -> None:
         compare(Net(function, constants), inputs)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", slow_but(CASES, CASES.keys() - parts_cases.MATRICES))
 def test_operator(name: str) -> None:
     """Test that an operator is one delegate, if no operator of LiteRT's own stands between."""
     artifact = lowered(name).artifact
