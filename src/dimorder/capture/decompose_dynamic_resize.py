@@ -214,8 +214,11 @@ _Places = Callable[[Any, Any, "float | None"], Any]
 
 def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, places: _Places) -> Any:
     given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
+    sizes = _new(x, size, factors)
+    if all(isinstance(old, int) and old == 1 for old in x.shape[2:]):
+        return x.expand(-1, -1, *sizes)
     y, last = x.movedim(1, -1), x.dim() - 2
-    for d, (old, new, factor) in enumerate(zip(x.shape[2:], _new(x, size, factors), given, strict=True)):
+    for d, (old, new, factor) in enumerate(zip(x.shape[2:], sizes, given, strict=True)):
         weights = _weights(places(old, new, factor), old, x.dim())
         y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
     return y.movedim(-1, 1)
