@@ -2,7 +2,8 @@
 
 1. A pixel shuffle becomes a transposed convolution.
 2. A slice of the last element resizes the dimension to a few elements, and takes the last of these.
-3. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
+3. A resize of a single element repeats it.
+4. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
    this matrix has the weight of each element along that dimension in one element of the result. The weight is
    1 less the distance between the two places, and 0 from a distance of 1 on.
 """

@@ -133,7 +133,8 @@ def _is_broadcast(graph: XnnGraph, value: XnnValue) -> bool:
 def _source_of(graph: XnnGraph, constant: XnnValue, size: int) -> tuple[XnnValue, int, int] | None:
     """Return a value that has this size, its dimension, and the place after the node that makes it.
 
-    It has the constant's floating type, or is of integers that stand for float32. It is an input, or is computed before any node reads the constant.
+    It has the constant's floating type, or is of integers that stand for float32. It is an input, or is
+    computed before any node reads the constant.
     """
     earlier = [(index, 0) for index in graph.inputs]
     for place, node in enumerate(graph.nodes):
