@@ -393,3 +393,10 @@ def test_a_decomposition_whose_results_have_names() -> None:
     model = Net(lambda m, x: (*torch.aminmax(x, dim=1), F.binary_cross_entropy_with_logits(x, x.sigmoid())))
     names = {str(node.target) for node in capture(model, (torch.randn(3, 5),)).nodes}
     assert {"aten.amin.default", "aten.amax.default"} <= names
+
+
+def test_what_is_computed_from_sizes_and_held_tensors_is_known() -> None:
+    half, weight = torch.tensor(0.5), torch.tensor([3.0, 4.0])
+    model = Net(lambda m, x: x * (torch.arange(x.shape[1]) + half) * weight.sum())
+    constants = capture(model, (torch.randn(2, 5),)).size_constants
+    assert [value.tolist() for value in constants.values()] == [[0, 1, 2, 3, 4], [0.5, 1.5, 2.5, 3.5, 4.5]]

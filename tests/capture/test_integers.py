@@ -1,4 +1,4 @@
-"""Test that the normal form moves a clamp between two quantizes of one type before them, and keeps one."""
+"""Test what the normal form moves before a quantize: a clamp between two of them, and moves of a constant."""
 
 from __future__ import annotations
 
@@ -61,3 +61,25 @@ def test_a_clamp_between_two_quantizes_comes_before_the_first(
     module.recompile()
     assert calls(module.graph, operator)[-4:] == AFTER
     assert torch.equal(module(x, y), network(x, y))
+
+
+def test_a_constant_is_sliced_and_viewed_before_it_is_quantized() -> None:
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("whole", torch.randn(6, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return quantised(self.whole[:3, :5].reshape(15)) + quantised(x[:3, :5].reshape(15))
+
+    module = torch.export.export(Sliced(), (torch.randn(4, 7),)).module()
+    module.graph.eliminate_dead_code()
+    assert calls(module.graph, None) == [
+        *("slice", "slice", "reshape", "quantize", "dequantize"),
+        *("slice", "slice", "reshape", "quantize", "dequantize", "add"),
+    ]
+    normalize_quantization(module)
+    assert calls(module.graph, None) == [
+        *("quantize", "slice", "slice", "reshape", "quantize", "dequantize"),
+        *("slice", "slice", "reshape", "dequantize", "add"),
+    ]

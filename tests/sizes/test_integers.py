@@ -18,10 +18,11 @@ pytest.importorskip("torchao")
 
 import dimorder
 from dimorder.errors import ContractError, VerificationError
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.lowered import Lowered
 from dimorder.runtime.guard import check
 from dimorder.targets.litert import model
-from tests.sizes.symbols import refusal
+from tests.sizes.symbols import OF_SIZES, refusal
 from tests.targets.quantised import by_xnnpack, quantised
 from tests.zoo import network, perturb
 
@@ -79,6 +80,57 @@ class Tokens(nn.Module):
         found = self.conv(x).flatten(2).transpose(1, 2)
         scores: Tensor = self.head(torch.cat([self.token.expand(x.shape[0], -1, -1), found], 1))
         return scores
+
+
+class Detector(nn.Module):
+    """Three maps whose places have anchors, which are computed from sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inputs, maps = (3, 7, 9), (7, 9, 11)
+        convs = (nn.Conv2d(a, b, 3, 2, 1) for a, b in zip(inputs, maps, strict=True))
+        self.down = nn.ModuleList(nn.Sequential(conv, nn.ReLU()) for conv in convs)
+        self.points = nn.ModuleList(nn.Conv2d(channels, 2, 1) for channels in maps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, centres = [], []
+        for down, points in zip(self.down, self.points, strict=True):
+            x = down(x)
+            found.append(points(x).flatten(2))
+            rows, columns = (torch.arange(size) + 0.5 for size in x.shape[2:])
+            centres.append(torch.stack(torch.meshgrid(rows, columns, indexing="ij")).flatten(1))
+        return torch.cat(centres, 1)[None] - torch.cat(found, 2)
+
+
+class Pooled(nn.Module):
+    """Joins a map with the mean of the whole picture, which is resized from one pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.own = nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 40, 3, padding=1)
+        self.mean, self.join = nn.Conv2d(6, 44, 1), nn.Conv2d(84, 7, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x).relu()
+        mean = self.mean(y.mean((2, 3), keepdim=True)).relu()
+        mean = F.interpolate(mean, y.shape[2:], mode="bilinear", align_corners=False)
+        joined: Tensor = self.join(torch.cat([self.own(y).relu(), mean], 1))
+        return joined
+
+
+class Rescaled(nn.Module):
+    """Quantises the result of a convolution twice, with two scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.integers = torch.randint(-127, 128, (5, 3, 3, 3), generator=generator).to(torch.int8)
+        self.scales = 0.002 + 0.004 * torch.rand(5, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = torch.zeros(5, dtype=torch.int64)
+        weight = DEQUANTIZE_CHANNELS(self.integers, self.scales, zeros, 0, -127, 127, torch.int8)
+        return quantised(quantised(F.conv2d(quantised(x, 0.0247, 5), weight), 0.0313, -8), 0.0431, 3)
 
 
 class Summed(nn.Module):
@@ -141,6 +193,35 @@ def test_a_quantised_constant_is_repeated_for_each_picture(target: str) -> None:
     require_its_bits(lowered, (1, *SHAPE[2:]), (5, *SHAPE[2:]))
 
 
+@pytest.mark.parametrize("target", SUFFIX)
+def test_quantised_anchors_are_quantised_in_the_delegate(target: str) -> None:
+    x, dims = torch.randn(1, 3, 32, 40), ({2: 8 * Dim("H", min=3, max=9), 3: 8 * Dim("W", min=4, max=11)},)
+    torch.manual_seed(0)
+    network = by_xnnpack(perturb(Detector().eval()), x, dims=dims)
+    lowered = dimorder.lower(network, (x,), dynamic_shapes=dims, target=target)
+    if target == "xnnpack":
+        assert lowered.artifact.delegates == 1
+        assert lowered.artifact.outside.keys() <= OF_SIZES
+    require_its_bits(lowered, (1, 24, 32), (1, 72, 88), (1, 24, 88), (1, 56, 40))
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+def test_one_pixel_is_repeated_along_two_dynamic_sizes(target: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(SHAPE)
+    lowered = lower(by_xnnpack(perturb(Pooled().eval()), x, dims=PICTURES), target)
+    if target == "xnnpack":  # litert resizes to dynamic sizes itself
+        assert lowered.plan.float_islands == ()
+        assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    require_its_bits(lowered)
+
+
+def test_a_convolution_may_be_quantised_twice() -> None:
+    lowered = lower(Rescaled(), "xnnpack", input_orders="NHWC", output_orders="NHWC")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    require_its_bits(lowered)
+
+
 @pytest.mark.slow
 def test_mobilenet_v2_has_its_bits_at_all_sizes() -> None:
     x, steps = torch.randn(2, 3, 64, 96), {"min": 2, "max": 5}
@@ -200,7 +281,7 @@ def test_a_sum_whose_scale_depends_on_a_size_is_refused_with_its_line(target: st
 def test_an_int8_operator_outside_of_the_delegate_is_refused() -> None:
     """LiteRT's own kernel of a transposed convolution rounds otherwise: 2 of 2,688 integers here."""
     assert refusal(made(enlarged), torch.randn(SHAPE), PICTURES, target="litert") == [
-        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:43, in up)",
+        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:44, in up)",
         "  found: an int8 TRANSPOSE_CONV that dynamic sizes keep out of XNNPACK's delegate",
         "  fix: fix the size, or lower one program for each size that is needed",
     ]

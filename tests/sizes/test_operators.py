@@ -53,6 +53,35 @@ def test_the_last_steps_of_a_symbol_are_of_the_delegate(module: nn.Module) -> No
         assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-4
 
 
+class Repeated(nn.Module):
+    """Repeats the mean of a picture along three dynamic sizes, `times` the sizes of the picture."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.conv, self.times = nn.Conv2d(3, 5, 3, padding=1), times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.conv(x).mean((0, 2, 3), keepdim=True).sigmoid()
+        batch, _, height, width = x.shape
+        return mean.expand(batch, -1, self.times * height, width).relu()
+
+
+def test_a_value_is_repeated_along_several_dynamic_sizes_in_the_delegate() -> None:
+    module = Repeated(1).eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-5
+
+
+def test_a_repeat_to_a_size_that_no_other_value_has_runs_outside() -> None:
+    module = Repeated(2).eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert lowered.artifact.outside["aten::expand_copy.out"] == 1
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-5
+
+
 class Rows(nn.Module):
     """The last of rows that no batch holds, and of rows in a batch."""
 

@@ -189,6 +189,7 @@ def _normal_form(
     if in_pairs:
         _refuse_complex(tracer)
     sliced, constants = dict[torch.fx.Node, Value](), dict[str, Value]()
+    held = {node for node, value in env.items() if isinstance(value, torch.Tensor)}
     known = ChainMap(sliced, env)
     for node in exported.graph.nodes:
         if node.op == "call_function":
@@ -196,7 +197,8 @@ def _normal_form(
             read = env if node.name in slices else known  # a slice's node is evaluated from whole constants
             args, kwargs = pytree.tree_map_only(torch.fx.Node, read.__getitem__, (args, node.kwargs))
             env[node] = tracer.trace(node, target, args, kwargs)
-            if constants.keys() >= {each.name for each in node.all_input_nodes}:
+            computed = [each.name for each in node.all_input_nodes if each not in held]
+            if constants.keys() >= set(computed) and (computed or not node.all_input_nodes):
                 constants[node.name] = env[node]
             if node.name in slices:
                 sliced[node] = slices[node.name].write(tracer, node)

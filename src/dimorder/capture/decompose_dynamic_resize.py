@@ -2,7 +2,8 @@
 
 1. A pixel shuffle becomes a transposed convolution.
 2. A slice of the last element resizes the dimension to a few elements, and takes the last of these.
-3. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
+3. A resize of a single element repeats it.
+4. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
    this matrix has the weight of each element along that dimension in one element of the result. The weight is
    1 less the distance between the two places, and 0 from a distance of 1 on.
 """
@@ -214,8 +215,11 @@ _Places = Callable[[Any, Any, "float | None"], Any]
 
 def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, places: _Places) -> Any:
     given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
+    sizes = _new(x, size, factors)
+    if all(isinstance(old, int) and old == 1 for old in x.shape[2:]):
+        return x.expand(-1, -1, *sizes)
     y, last = x.movedim(1, -1), x.dim() - 2
-    for d, (old, new, factor) in enumerate(zip(x.shape[2:], _new(x, size, factors), given, strict=True)):
+    for d, (old, new, factor) in enumerate(zip(x.shape[2:], sizes, given, strict=True)):
         weights = _weights(places(old, new, factor), old, x.dim())
         y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
     return y.movedim(-1, 1)

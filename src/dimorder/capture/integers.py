@@ -77,27 +77,27 @@ def _agree(graph: Graph) -> None:
         if node.target is QUANTIZE:
             types[node] = node.args[1:]
         elif node.target is DEQUANTIZE:
-            own = types.setdefault(_source(node.args[0]), node.args[1:])
+            own = types.setdefault(_first(node.args[0]), node.args[1:])
             if own[:2] != node.args[1:3]:
                 node.replace_all_uses_with(_read_as(node.args[0], own, node, node.args[1:]))
         elif node.target is aten.cat.default:
             first, *others = node.all_input_nodes
-            if _source(first) not in types:
+            if _first(first) not in types:
                 continue
-            own = types[_source(first)]
+            own = types[_first(first)]
             for other in others:
-                found = types.get(_source(other), own)
+                found = types.get(_first(other), own)
                 if found[:2] != own[:2]:
                     real = _read_as(other, found, other, own)
                     same = call_before(node, QUANTIZE, (real, *own), like=other)
                     node.replace_input_with(other, same)
 
 
-def _source(integers: Node) -> Node:
-    """Return the integers before all moves and selections."""
-    while elements_of(integers.target) in KEEPS_SCALE:
-        integers = moved_operands(integers)[0]
-    return integers
+def _first(value: Node) -> Node:
+    """Return the value before all moves and selections."""
+    while elements_of(value.target) in KEEPS_SCALE:
+        value = moved_operands(value)[0]
+    return value
 
 
 def _read_as(integers: Node, own: Any, like: Node, wanted: Any) -> Node:
@@ -136,8 +136,8 @@ def _quantize_before(quantize: Node) -> list[Node]:
         return []
     sources = moved_operands(move)
     scale = quantize.args[1:]
-    if any(source.op == "get_attr" for source in sources):
-        return []
+    if any(_first(source).op == "get_attr" for source in sources):
+        return []  # relabels and slices of a constant stay beside it
     if move.target is not aten.cat.default:
         others = [user for user in sources[0].users if elements_of(user.target) in KEEPS_SCALE]
         same = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)

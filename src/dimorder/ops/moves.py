@@ -14,7 +14,7 @@ from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.operator import Implementation, Operator, spelling
-from dimorder.ops.relation import Dims, Relation, broadcast_dims
+from dimorder.ops.relation import Dims, Relation, Token, broadcast_dims
 
 aten = torch.ops.aten
 
@@ -212,8 +212,17 @@ def _lower_expand(c: Call) -> None:
     groups = c.split()
     if any(len({c.has(token, 0) for token in group}) > 1 for group in groups):
         groups = [[token] for token in c.arrangement.tokens]
+    elif any(len({label for label, _ in group}) > 1 and not c.has(group[0], 0) for group in groups):
+        apart = _by_dimension(c)  # a view could split no dimension of two dynamic sizes
+        groups = apart if len(apart) <= len(shape_of(c.node)) else groups
     shape = [c.size(c.result, group) for group in groups]
     c.give(c.b.dense(c.b.call(aten.expand.default, c.take(0, groups), shape)), groups)
+
+
+def _by_dimension(c: Call) -> list[list[Token]]:
+    """Return one group for each dimension of the result, those of size 1 first."""
+    labels = itertools.groupby(c.arrangement.tokens, key=lambda token: token[0])
+    return [[]] * shape_of(c.node).count(1) + [list(tokens) for _, tokens in labels]
 
 
 _FREE = (Implementation("same memory", "*", _relabel, ()),)

@@ -75,7 +75,8 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     """Write a constant that is one row, repeated along dynamic dimensions, for all sizes.
 
     A reader with another operand of the result's sizes gets the single row. Other readers get the sum of the
-    row and zeros of one dynamic size. The zeros come from a padded slice of another value.
+    row and zeros of one dynamic size. The zeros come from a padded slice of another value. Integers are added
+    to zeros of their own scale, which leaves them unchanged.
     """
     assert value.constant is not None
     row = graph.add(value.constant.data.shape, value.integer_type or value.half, constant=value.constant)
@@ -84,9 +85,8 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
         return
     builder, start = XnnBuilder(graph), len(graph.nodes)
     varying = [d for d, size in enumerate(value.shape) if isinstance(size, DynamicSize)]
-    if len(varying) != 1 or value.integer_type is not None:
-        what = "several dynamic sizes" if len(varying) != 1 else "integers and a dynamic size"
-        raise SizesError(_origin(graph, value.id), f"a constant of {what}")
+    if len(varying) != 1:
+        raise SizesError(_origin(graph, value.id), "a constant of several dynamic sizes")
     size = value.shape[varying[0]]
     source = _source_of(graph, value, size)
     if source is None:
@@ -98,14 +98,16 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
         x = builder.reshape(x, (size, 1))
     ones = [size if d == dim else 1 for d in range(rank)]
     piece: dict[str, Any] = {"num_dims": rank, "offsets": [0] * rank}
-    x = builder.node("StaticSlice", ones, **piece, sizes=list(ones), input_id=x.id)
+    x = builder.floats(builder.node("StaticSlice", ones, **piece, sizes=list(ones), input_id=x.id))
     before = [int(d == (0 if dim else 1)) for d in range(rank)]
     wide = [a + b for a, b in zip(ones, before, strict=True)]
     pads: dict[str, Any] = {"pre_paddings": before, "post_paddings": [0] * rank, "padding_value": 0.0}
     x = builder.node("StaticConstantPad", wide, **pads, input_id=x.id)
     x = builder.node("StaticSlice", ones, **piece, sizes=list(ones), input_id=x.id)
     x = builder.reshape(x, [size if d == varying[0] else 1 for d in range(len(value.shape))])
-    total = builder.node("Add", value.shape, input1_id=x.id, input2_id=row.id)
+    x = x if value.integer_type is None else builder.quantize(x, value.integer_type)
+    result_type = value.integer_type
+    total = builder.node("Add", value.shape, input1_id=x.id, input2_id=row.id, result_type=result_type)
     graph.read_instead(value.id, total.id)
     for node in graph.nodes[start:]:
         for numbers in (getattr(node.xnode_union, name, []) for name in ("new_shape", "sizes")):
@@ -129,9 +131,10 @@ def _is_broadcast(graph: XnnGraph, value: XnnValue) -> bool:
 
 
 def _source_of(graph: XnnGraph, constant: XnnValue, size: int) -> tuple[XnnValue, int, int] | None:
-    """Return a value of floats that has this size, its dimension, and the place after the node that makes it.
+    """Return a value that has this size, its dimension, and the place after the node that makes it.
 
-    It is an input, or is computed before any node reads the constant.
+    It has the constant's floating type, or is of integers that stand for float32. It is an input, or is
+    computed before any node reads the constant.
     """
     earlier = [(index, 0) for index in graph.inputs]
     for place, node in enumerate(graph.nodes):
@@ -141,6 +144,6 @@ def _source_of(graph: XnnGraph, constant: XnnValue, size: int) -> tuple[XnnValue
     for index, place in earlier:
         value = graph.values[index]
         for d, found in enumerate(value.shape):
-            if found == size and value.integer_type is None and value.nonbatch is None:
+            if found == size and value.nonbatch is None and value.half == constant.half:
                 return value, d, place
     return None

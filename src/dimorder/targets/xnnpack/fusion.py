@@ -68,11 +68,11 @@ def _split_clamp(graph: XnnGraph, clamp: Any, before: int) -> list[Any]:
     A clamp whose bounds cut nothing is omitted.
     """
     result, bounds = graph.values[clamp.xnode_union.output_id], clamp.output_min_max
-    real = graph.add(graph.values[before].shape)
+    real = graph.add(graph.values[before].shape, origin=result.origin)
     nodes = [schema.XNode(schema.XNNConvert(before, real.id, 0), clamp.debug_handle)]
     assert result.integer_type is not None
     if bounds != whole_range(result.integer_type):
-        clamped = graph.add(real.shape)
+        clamped = graph.add(real.shape, origin=result.origin)
         nodes.append(schema.XNode(schema.XNNClamp(real.id, clamped.id, 0), clamp.debug_handle, bounds))
         real = clamped
     return [*nodes, schema.XNode(schema.XNNConvert(real.id, result.id, 0), clamp.debug_handle)]

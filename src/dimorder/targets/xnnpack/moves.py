@@ -39,12 +39,18 @@ def _view(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
 
 
 def _expand(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
-    """Broadcast by a multiplication with ones in the dimensions that grow."""
+    """Broadcast by a multiplication with ones in the dimensions that grow, one dynamic size at a time."""
     old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
     if old == a.shape:
         return _view(w, a)
-    ones = [new if new != size else 1 for new, size in zip(a.shape, old, strict=True)]
-    return pair(w, "Multiply", w.reshape(w.dense(a.self), old), w.ones(ones))
+    grown = [d for d, sizes in enumerate(zip(old, a.shape, strict=True)) if sizes[0] != sizes[1]]
+    dynamic = [d for d in grown if not is_fixed([a.shape[d]])]
+    last = {d for d in grown if d not in dynamic[:-1]}
+    x, in_integers = w.reshape(w.dense(a.self), old), w.in_integers
+    for dims in (last, *({d} for d in reversed(dynamic[:-1]))):
+        w.in_integers = in_integers
+        x = pair(w, "Multiply", x, w.ones([n if d in dims else 1 for d, n in enumerate(a.shape)]))
+    return x
 
 
 def _expand_kernel(a: Arguments) -> FoundKernel:

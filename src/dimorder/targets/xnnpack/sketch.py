@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -86,15 +87,16 @@ def unfit_sizes(
         if node in constants:
             if is_fixed(shape):
                 return value
-            for size in shape:
-                if isinstance(size, DynamicSize):
-                    sketch.input((size,))
             row = torch.ones([1 if isinstance(size, DynamicSize) else size for size in shape])
             return whole(sketch.repeated(row, shape))
         if is_transposed(node):
             return resolve(node.all_input_nodes[0]).permute(numbers[node].args[1])
         return whole(sketch.input(shape, value.dtype))
 
+    shapes = (numbers[node].shapes for node in (call, *call.all_input_nodes))
+    for size in dict.fromkeys(itertools.chain(*itertools.chain(*shapes))):
+        if isinstance(size, DynamicSize):
+            sketch.input((size,))
     try:
         result = operators.build(sketch, call, resolve, numbers[call])
         for view in result if isinstance(result, list) else [result]:
@@ -170,7 +172,11 @@ def _node_of_unfit_sizes(plan: Partition) -> Node | None:
     """
     computed = [node for node in plan.called if plan.is_computed(node)]
     constants = {node for node in plan.constants if not all(map(is_fixed, plan.shapes(node)))}
-    readers = {node for node in computed if not constants.isdisjoint(node.all_input_nodes)}
+    readers = {
+        node
+        for node in computed
+        if node.target is torch.ops.aten.expand.default or not constants.isdisjoint(node.all_input_nodes)
+    }
     views = (node for node in computed if plan.operators.is_relabel(node))
     if not readers and all(_dynamic_sizes(node, plan) < 2 for node in views):
         return None

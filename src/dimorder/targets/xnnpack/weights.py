@@ -61,7 +61,8 @@ class XnnWeights:
             assert integers is not None
             data = integers.values.reshape(value.constant.data.shape)
             constant = XnnConstant(data, self.stored(data))
-            added = self.graph.add(value.shape, type_of(integers), constant=constant)
+            of = type_of(integers)
+            added = self.graph.add(value.shape, of, origin=value.origin, constant=constant)
             self.known[value.id, "operand"] = added.id
         return self.graph.values[self.known[value.id, "operand"]]
 
