@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from dimorder.targets.table import View
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.rescale import rescale
-from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import TosaValue
+
+if TYPE_CHECKING:
+    from dimorder.targets.tosa.integers.numbers import IntegerWriter
 
 MAX_CHANNELS = 512  # the matrix then has a quarter of a million elements, nearly all 0
 
@@ -33,7 +37,7 @@ def unmoved_dims(source: Sequence[int], target: Sequence[int], sizes: Sequence[i
     return still if 0 < still < len(source) and channels <= MAX_CHANNELS else None
 
 
-def permute_channels(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
+def permute_channels(w: IntegerWriter, view: View[TosaValue]) -> TosaValue | None:
     """Return an int8 view dense in its own order, if only its channels change places, else None."""
     value, order = view.value, view.order
     still = unmoved_dims(range(len(order)), order, value.shape)
@@ -44,4 +48,7 @@ def permute_channels(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
     weight = torch.nn.functional.one_hot(source.flatten(), channels).to(torch.int8)
     image = w.reshape(value, (*(space if still == 3 else (1, 1, math.prod(space))), channels))
     moved = spatial.convolve(w, image, weight.reshape(channels, 1, 1, channels), image.shape)
-    return w.reshape(rescale(w, moved, [1.0], "INT8"), view.shape)
+    moved = rescale(w, moved, [1.0], "INT8")
+    w.permuted[moved.tensor] = (value.tensor, source.flatten())
+    made: TosaValue = w.reshape(moved, view.shape)
+    return made
