@@ -13,8 +13,11 @@ from torch import Tensor, nn
 pytest.importorskip("tosa_serializer")
 pytest.importorskip("executorch.backends.arm")
 
+import dimorder
 from dimorder.errors import VerificationError
 from dimorder.lowered import Lowered
+from dimorder.targets.ethos_u import target as ethos_u
+from dimorder.targets.ethos_u.target import NpuPte
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.model import TosaModel
@@ -137,6 +140,24 @@ def test_each_piece_is_compared_with_its_own_channels(units: tuple[Lowered, Lowe
     turned = {**model.cut, piece: (whole, channels.flip(0))}
     with pytest.raises(VerificationError, match="quanta"):
         replace(model, cut=turned).run([x], {node: (integers.double(), integers)})
+
+
+@pytest.mark.parametrize("accelerator", ["ethos-u85-256", "ethos-u55-128"])
+def test_vela_estimates_fewer_cycles(accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ethosu.vela")
+    x = torch.randn(1, 3, 20, 28, generator=torch.Generator().manual_seed(3))
+    network, found = by_arm(perturb(Units()).eval(), x), []
+    for _ in range(2):
+        made = dimorder.lower(network, (x,), target=accelerator, input_orders="NHWC", output_orders="NHWC")
+        assert isinstance(made.artifact, NpuPte)
+        kinds = inspect_tosa(made.artifact.graph.data).operators.keys()
+        found.append((made.artifact.npu.cycles, bool(kinds & MOVES)))
+        for name in ("OF_U85", "OF_U55"):
+            form = getattr(ethos_u, name).flipped("cuts_convolutions")
+            monkeypatch.setattr(ethos_u, name, form)
+    (cycles, moves), (plain_cycles, plain_moves) = found
+    assert (moves, plain_moves) == (False, True)
+    assert cycles < 0.9 * plain_cycles
 
 
 UNCUT: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
