@@ -43,7 +43,7 @@ _CHANNELS = {"CONV2D": (0, 0), "DEPTHWISE_CONV2D": (2, 0), "RESCALE": (0, 0)}
 
 
 @dataclass(frozen=True)
-class WrittenGraph:
+class IntegerGraph:
     """The operators of a graph in sequence, and its tensors.
 
     `permuted` maps a tensor to the one whose channels it permutes. `cut` maps a tensor to the channels that
@@ -172,7 +172,7 @@ class Piece:
     places: Tensor
 
 
-def cut_convolutions(graph: WrittenGraph) -> WrittenGraph:
+def cut_convolutions(graph: IntegerGraph) -> IntegerGraph:
     """Return the graph with convolutions cut where moves connect them to their readers.
 
     The moves are still there, but no output needs them.
@@ -186,7 +186,7 @@ def cut_convolutions(graph: WrittenGraph) -> WrittenGraph:
 # -- which channels are read where -------------------------------------------------------------------------
 
 
-def _connected(graph: WrittenGraph) -> Iterator[tuple[list[str], list[str]]]:
+def _connected(graph: IntegerGraph) -> Iterator[tuple[list[str], list[str]]]:
     """Return the tensors that enter moves, and those that leave them, for each group that moves connect."""
     parent: dict[str, str] = {}
 
@@ -208,7 +208,7 @@ def _connected(graph: WrittenGraph) -> Iterator[tuple[list[str], list[str]]]:
             yield [name for name in group if name not in graph.moved_from], leaving
 
 
-def _pieces(graph: WrittenGraph, entering: Sequence[str], leaving: Sequence[str]) -> dict[str, list[Piece]]:
+def _pieces(graph: IntegerGraph, entering: Sequence[str], leaving: Sequence[str]) -> dict[str, list[Piece]]:
     """Return the pieces of each tensor that leaves the moves, or nothing if a condition is not met.
 
     Only moves may read the convolutions' results, and each channel only once. All readers must take their
@@ -261,7 +261,7 @@ def _piece(name: str, source: Tensor, columns: Tensor) -> Piece | None:
 class _Rewriting:
     """Writes the operators of a graph again, in their sequence."""
 
-    def __init__(self, graph: WrittenGraph, pieces: Mapping[str, Sequence[Piece]]) -> None:
+    def __init__(self, graph: IntegerGraph, pieces: Mapping[str, Sequence[Piece]]) -> None:
         self._graph, self._pieces = graph, pieces
         self._of: dict[str, list[Piece]] = defaultdict(list)
         for each in pieces.values():
@@ -273,7 +273,7 @@ class _Rewriting:
         self._orders: dict[str, Tensor] = {}  # by tensor: its channels as they were, in their new sequence
         self._written: dict[Piece, str] = {}
 
-    def result(self) -> WrittenGraph:
+    def result(self) -> IntegerGraph:
         graph = self._graph
         replaced = {node.output for name in self._of for node in graph.convolution(name)}
         for node in graph.nodes:

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from dimorder.targets.table import View
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.rescale import rescale
-from dimorder.targets.tosa.writer import TosaValue
-
-if TYPE_CHECKING:
-    from dimorder.targets.tosa.integers.numbers import IntegerWriter
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 MAX_CHANNELS = 512  # the matrix then has a quarter of a million elements, nearly all 0
 
@@ -37,8 +33,11 @@ def unmoved_dims(source: Sequence[int], target: Sequence[int], sizes: Sequence[i
     return still if 0 < still < len(source) and channels <= MAX_CHANNELS else None
 
 
-def permute_channels(w: IntegerWriter, view: View[TosaValue]) -> TosaValue | None:
-    """Return an int8 view dense in its own order, if only its channels change places, else None."""
+def permute_channels(w: TosaWriter, view: View[TosaValue]) -> tuple[TosaValue, torch.Tensor] | None:
+    """Return an int8 view dense in its own order, and its channels in sequence.
+
+    Return None if not only channels change places.
+    """
     value, order = view.value, view.order
     still = unmoved_dims(range(len(order)), order, value.shape)
     if still is None or value.dtype != "INT8":
@@ -49,6 +48,4 @@ def permute_channels(w: IntegerWriter, view: View[TosaValue]) -> TosaValue | Non
     image = w.reshape(value, (*(space if still == 3 else (1, 1, math.prod(space))), channels))
     moved = spatial.convolve(w, image, weight.reshape(channels, 1, 1, channels), image.shape)
     moved = rescale(w, moved, [1.0], "INT8")
-    w.permuted[moved.tensor] = (value.tensor, source.flatten())
-    made: TosaValue = w.reshape(moved, view.shape)
-    return made
+    return w.reshape(moved, view.shape), source.flatten()
