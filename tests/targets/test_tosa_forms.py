@@ -70,7 +70,7 @@ def alike(
 ) -> tuple[set[str], set[str]]:
     """The operators of a graph without a form and with it, or in phases, which give the same bits.
 
-    Where ties may round the other way, they differ by a quantum.
+    They differ by a quantum where ties may round the other way.
     """
     plain = lower(module, (x,), Forms(), "NHWC")
     if form is None:

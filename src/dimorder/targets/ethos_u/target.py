@@ -38,7 +38,7 @@ _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})
 # Vela writes the sums of a TRANSPOSE_CONV2D separately and rescales them one by one. Convolutions of its
 # phases take a half to a sixth of the cycles.
 _IN_PHASES = frozenset({"aten.convolution/quantized, transposed in phases"})
-OF_U85 = Forms(permutes_by_convolution=True)
+OF_U85 = Forms(permutes_by_convolution=True, cuts_convolutions=True)
 OF_U55 = OF_U85.flipped("multiplies_constants").flipped("resizes")  # and of U65
 FLOAT = (
     "an Ethos-U computes integers alone: quantise the network first (dimorder.quantize, or --quantize int8)"

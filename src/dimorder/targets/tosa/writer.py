@@ -46,6 +46,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._cut: dict[str, tuple[str, torch.Tensor]] = {}  # by tensor: channels of one that was written
         self._wide: dict[str, TosaValue] = {}  # by half-precision tensor: the same value in float32
 
     def require_planned(self, value: Any) -> None:
@@ -225,7 +226,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         }
         names = {name: value.tensor for name, value in rounded.items()}
         inputs = {name: self._tensors[name].shape for name in self._inputs}
-        return TosaModel(nodes, constants, inputs, tuple(self._outputs), names)
+        return TosaModel(nodes, constants, inputs, tuple(self._outputs), names, cut=self._cut)
 
     # -- helpers -------------------------------------------------------------------------------------------
 

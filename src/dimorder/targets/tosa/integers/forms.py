@@ -19,6 +19,9 @@ class Forms:
 
     `permutes_by_convolution`: a convolution with ones and zeros permutes channels; else TRANSPOSE.
 
+    `cuts_convolutions`: each group of channels that is read together has a convolution of its own; else whole
+    convolutions are sliced, concatenated and permuted.
+
     `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 
     `resizes`: RESIZE computes each resize; else RESIZE only doubles elements, and depthwise convolutions
@@ -31,6 +34,7 @@ class Forms:
     multiplies_constants: bool = True
     sums_windows: bool = True
     permutes_by_convolution: bool = False
+    cuts_convolutions: bool = False
     fills_lanes: bool = False
     resizes: bool = True
 

@@ -34,7 +34,8 @@ class TosaModel:
     """A graph as it was written; its inputs with their shapes.
 
     `rounded` maps each quantize node of the program to the tensor with its integers. `errors` are the quanta
-    by which 16-bit tensors may be off besides rounding.
+    by which 16-bit tensors may be off besides rounding. `cut` maps a tensor to channels of one in `rounded`,
+    which it has in place of that one.
     """
 
     nodes: Sequence[TosaNode]
@@ -43,6 +44,7 @@ class TosaModel:
     outputs: Sequence[str]
     rounded: Mapping[str, str]
     errors: Mapping[str, float] = field(default_factory=dict)
+    cut: Mapping[str, tuple[str, Tensor]] = field(default_factory=dict)
 
     def run(
         self, inputs: Sequence[Tensor], roundings: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
@@ -60,13 +62,22 @@ class TosaModel:
 
         def compute(node: TosaNode, operands: Sequence[Tensor]) -> Tensor:
             result = _COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
-            for name in names.get(node.output, ()):
-                result = _agreed(result, *roundings[name], name, self.errors.get(node.output, 0.0))
+            whole, channels = self.cut.get(node.output, (node.output, None))
+            for name in names.get(whole, ()):
+                real, integers = roundings[name]
+                if channels is not None:
+                    real, integers = (_channels(each, node.shape, channels) for each in (real, integers))
+                result = _agreed(result, real, integers, name, self.errors.get(whole, 0.0))
             return result
 
         values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         held = interpret(self.nodes, values, {*self.outputs}, compute)
         return [held[name] for name in self.outputs]
+
+
+def _channels(x: Tensor, shape: Sequence[int], channels: Tensor) -> Tensor:
+    """Return some elements of the last dimension of a tensor whose other dimensions are those of `shape`."""
+    return x.reshape(*shape[:-1], -1)[..., channels]
 
 
 HALF = 0.5 + 2**-6  # a quantum is rounded to the nearest; factors have 31 bits, sums 30, functions 16

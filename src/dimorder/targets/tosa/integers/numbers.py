@@ -21,6 +21,7 @@ from dimorder.graph.quantized import IntegerType
 from dimorder.physical.fuse_quantized import How
 from dimorder.physical.integer_functions import dequantized_numbers, exact_type
 from dimorder.targets.table import View
+from dimorder.targets.tosa.integers.channel_pieces import Channels, IntegerGraph, cut_convolutions
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.permutation import permute_channels
 from dimorder.targets.tosa.rescale import rescale
@@ -121,11 +122,19 @@ class IntegerWriter(TosaWriter):
         self.forms = forms
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
         self.errors: dict[str, float] = {}
+        self.permuted: dict[str, Channels] = {}
 
     @property
     def function(self) -> Tensor | None:
         """The numbers of the call that is written, if it is a function of one value."""
         return None if self.annotation is None else self.annotation.function
+
+    def finish(self) -> bytes:
+        if self.forms.cuts_convolutions:
+            nodes, outputs = self._needed(), frozenset(self._outputs)
+            made = cut_convolutions(IntegerGraph(nodes, self._tensors, outputs, self.permuted, self._cut))
+            self._nodes, self._tensors, self._cut = list(made.nodes), dict(made.tensors), dict(made.cut)
+        return super().finish()
 
     def require_planned(self, value: Any) -> None:
         """Require that the call that was written is what its annotation says."""
@@ -154,7 +163,8 @@ class IntegerWriter(TosaWriter):
         if self.forms.permutes_by_convolution and not view.is_dense and view not in self._transposed:
             made = permute_channels(self, view)
             if made is not None:
-                self._transposed[view] = made
+                self._transposed[view], channels = made
+                self.permuted[made[0].tensor] = (view.value.tensor, channels)
         return super().transposed(view)
 
     def _as_integers(self, function: Any, operand: Any) -> Any:

@@ -33,8 +33,11 @@ def unmoved_dims(source: Sequence[int], target: Sequence[int], sizes: Sequence[i
     return still if 0 < still < len(source) and channels <= MAX_CHANNELS else None
 
 
-def permute_channels(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
-    """Return an int8 view dense in its own order, if only its channels change places, else None."""
+def permute_channels(w: TosaWriter, view: View[TosaValue]) -> tuple[TosaValue, torch.Tensor] | None:
+    """Return an int8 view dense in its own order, and its channels in sequence.
+
+    Return None if not only channels change places.
+    """
     value, order = view.value, view.order
     still = unmoved_dims(range(len(order)), order, value.shape)
     if still is None or value.dtype != "INT8":
@@ -44,4 +47,5 @@ def permute_channels(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
     weight = torch.nn.functional.one_hot(source.flatten(), channels).to(torch.int8)
     image = w.reshape(value, (*(space if still == 3 else (1, 1, math.prod(space))), channels))
     moved = spatial.convolve(w, image, weight.reshape(channels, 1, 1, channels), image.shape)
-    return w.reshape(rescale(w, moved, [1.0], "INT8"), view.shape)
+    moved = rescale(w, moved, [1.0], "INT8")
+    return w.reshape(moved, view.shape), source.flatten()

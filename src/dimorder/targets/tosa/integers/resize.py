@@ -2,7 +2,7 @@
 
 The results of one phase read at the same place between two elements of the input, so by the same weights. A
 resize by 4 has four phases. Their sums are those of RESIZE in smaller numbers. They have 48 bits after both
-dimensions, for which RESCALE has factors of 15 bits: exact for powers of two, else to a 128th of a quantum.
+dimensions. RESCALE's factors for these have 15 bits: exact for powers of two, else to a 128th of a quantum.
 """
 
 from __future__ import annotations
