@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -204,16 +205,9 @@ def _broadcast_groups(
 ) -> list[tuple[int, list[bool]]]:
     """Return runs of dimensions that each operand has or lacks as a whole: their size, and who has them."""
     padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
-    groups: list[tuple[int, list[bool]]] = []
-    for d, size in enumerate(shape):
-        if size == 1:
-            continue
-        having = [s[d] == size for s in padded]
-        if groups and groups[-1][1] == having:
-            groups[-1] = (groups[-1][0] * size, having)
-        else:
-            groups.append((size, having))
-    return groups
+    dims = (d for d, size in enumerate(shape) if size != 1)
+    runs = groupby(dims, lambda d: [s[d] == shape[d] for s in padded])
+    return [(math.prod(shape[d] for d in run), having) for having, run in runs]
 
 
 def merge_transposed(view: View[N]) -> tuple[N, tuple[int, ...]]:

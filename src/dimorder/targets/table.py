@@ -54,6 +54,11 @@ class View(Generic[V]):
         moved = [i for i in self.order if self.value.shape[i] != 1]
         return moved == sorted(moved)
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether only its last two dimensions are swapped."""
+        return self.order == last_two_swapped(len(self.order))
+
     def of(self, elements: Tensor, shape: Sequence[int]) -> Tensor:
         """Return the elements of the dense value as a tensor of the view, which has this shape in a call."""
         dense = [shape[self.order.index(dim)] for dim in range(len(self.order))]
@@ -267,7 +272,11 @@ def is_transposed(node: Node) -> bool:
     if not is_permute(node):
         return False
     dims: Any = node.args[1]
-    return list(dims) == [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
+    return tuple(dims) == last_two_swapped(len(dims))
+
+
+def last_two_swapped(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def is_getitem(node: Node) -> bool:

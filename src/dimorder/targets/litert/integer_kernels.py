@@ -35,6 +35,7 @@ from dimorder.targets.integer_kernels import (
 )
 from dimorder.targets.litert.integers import activation, group_scales
 from dimorder.targets.litert.spatial import pool_padding
+from dimorder.targets.rows import reduced_dims
 from dimorder.targets.table import Arguments
 from dimorder.targets.windows import PART_TAPS, is_whole_picture, mean_taps, pool_factors, unfit_multiple
 
@@ -121,8 +122,7 @@ def _reduction(kernel: IntegerKernel) -> Callable[[Arguments], FoundKernel]:
 def _count(a: Arguments) -> int:
     """Return how many elements each result of a reduction is made of."""
     shape = shape_of(a.self)
-    dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
-    return math.prod(shape[d] for d in dims)
+    return math.prod(shape[d] for d in reduced_dims(a.dim, len(shape)))
 
 
 def _sum(a: Arguments) -> FoundKernel:
