@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.graph.dynamic_sizes import DynamicCall
-from dimorder.graph.nodes import bound
+from dimorder.graph.nodes import bound, results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.physical.fuse_quantized import KernelRule
@@ -251,11 +251,6 @@ def _viewed(writer: Any, result: Any, shape: Sequence[int]) -> View[Any] | list[
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _IN_FLOAT32 else dtype
-
-
-def results(node: Node) -> list[Tensor]:
-    value = node.meta["val"]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def is_conversion(clone: Arguments) -> bool:

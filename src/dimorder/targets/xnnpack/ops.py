@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.graph.nodes import results
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_pairs import PAIRS
 from dimorder.ops.parts_remainder import REMAINDERS
-from dimorder.targets.table import Table, is_transposed, results
+from dimorder.targets.table import Table, is_transposed
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 
 aten = torch.ops.aten

@@ -16,13 +16,14 @@ from dimorder.contract_file import constant_methods, seal
 from dimorder.errors import installed
 from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
+from dimorder.graph.nodes import results
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets import by_xnnpack
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
-from dimorder.targets.table import Table, results
+from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
