@@ -14,7 +14,15 @@ from dimorder.ops.dialect import OPS
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
-from dimorder.targets.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES, unfit_dynamic
+from dimorder.targets.integer_kernels import (
+    CHOICE,
+    FUNCTION,
+    OTHERWISE,
+    PLUS,
+    TIMES,
+    unfit_dynamic,
+    unfit_quantize,
+)
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
@@ -133,16 +141,7 @@ def _quantize(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _check_quantize(a: Arguments) -> str | None:
-    if (a.quant_min, a.quant_max) not in ((-128, 127), (0, 255)):
-        return (
-            f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those of 8 bits, "
-            "as XNNPACKQuantizer makes them"
-        )
-    if not torch.finfo(torch.float32).tiny <= a.scale < math.inf:
-        return f"the scale {a.scale:g}; XNNPACK has positive ones, as XNNPACKQuantizer makes them"
-    if not a.quant_min <= a.zero_point <= a.quant_max:
-        return f"the zero point {a.zero_point}, outside of {a.quant_min} to {a.quant_max}"
-    return None
+    return unfit_quantize(a, "XNNPACK", ", as XNNPACKQuantizer makes them")
 
 
 def _elu(w: XnnBuilder, a: Arguments) -> XnnValue:
