@@ -275,6 +275,8 @@ def main() -> int:
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="keep and use lowered files")
     parser.add_argument("--lower", action="store_true", help="write the files alone (with --files)")
     options = parser.parse_args()
+    if options.lower and options.files is None:
+        parser.error("--lower writes the files of --files: give --files FOLDER too")
     if options.small:
         options.results = Path("build")
     networks = SMALL if options.small else NETWORKS

@@ -170,8 +170,6 @@ def test_each_row_is_reached_by_a_network(target: str) -> None:
     reached.add(
         FAKE_QUANTIZE_DYNAMIC
     )  # tests/targets/litert/test_litert_dynamic.py and test_xnnpack_dynamic.py
-    if target == "tosa, integers":
-        reached.add(torch.ops.aten._to_copy.default)  # tests/targets/test_integers_beside_halves.py
     assert {str(name) for name in set(table.rows) - reached} == set()
 
 

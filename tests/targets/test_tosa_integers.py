@@ -127,6 +127,7 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (Y,),
     ),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
+    "cast to half precision": (lambda x: x.half().flip(2), (X,)),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), (X,)),
     "reflect pad": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (X,)),
     "transpose": (lambda x: x.transpose(1, 3), (X,)),

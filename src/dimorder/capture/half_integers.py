@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import add_constant, bound, call_after, call_before, replace_node, set_value
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
-from dimorder.graph.tracing import HALVES
+from dimorder.graph.tracing import HALVES, is_half
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 
 _CAST = torch.ops.aten._to_copy.default
@@ -33,7 +33,7 @@ def widen_between_integers(module: GraphModule) -> None:
         for read in node.all_input_nodes:
             if read in starts:
                 node.replace_input_with(read, read.all_input_nodes[0])
-            elif _is_constant(read) and _is_half(read):
+            elif _is_constant(read) and is_half(read):
                 node.replace_input_with(read, _widened(module, read))
     for cast in ends:
         (read,) = cast.all_input_nodes
@@ -53,7 +53,7 @@ def _casts_before(module: GraphModule) -> list[Node]:
     found = list[Node]()
     for node in _calls(module, *_QUANTIZES):
         (read,) = node.all_input_nodes
-        if _is_half(read):
+        if is_half(read):
             value = read.meta["val"].float()
             found.append(call_before(node, _CAST, (read,), {"dtype": torch.float32}, like=read, value=value))
             node.replace_input_with(read, found[-1])
@@ -67,7 +67,7 @@ def _casts_after(module: GraphModule) -> list[Node]:
         node.kwargs = {}
         if node.meta["val"].dtype != torch.float32:
             found += _give_float32(node, ())
-    return [cast for cast in found if _is_half(cast)]
+    return [cast for cast in found if is_half(cast)]
 
 
 def _give_float32(node: Node, inside: Collection[Node]) -> list[Node]:
@@ -88,11 +88,11 @@ def _calls(module: GraphModule, *targets: Any) -> list[Node]:
 
 def _between(module: GraphModule, starts: Collection[Node], ends: Collection[Node]) -> Collection[Node]:
     """Return the operators of half precision that compute in float32, in the sequence of the graph."""
-    calls = (node for node in module.graph.nodes if _is_half(node) and not _names_a_type(node))
+    calls = (node for node in module.graph.nodes if is_half(node) and not _names_a_type(node))
     found, starts, ends = dict.fromkeys(calls), {*starts}, {*ends}
 
     def is_between(node: Node) -> bool:
-        operands = [read for read in node.all_input_nodes if _is_half(read) and not _is_constant(read)]
+        operands = [read for read in node.all_input_nodes if is_half(read) and not _is_constant(read)]
         has_integers = any(
             isinstance(_constant(module, read), Scaled) for read in filter(_is_constant, node.all_input_nodes)
         )
@@ -111,11 +111,6 @@ def _is_constant(node: Node) -> bool:
 
 def _constant(module: GraphModule, node: Node) -> Any:
     return getattr(module, str(node.target))
-
-
-def _is_half(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype in HALVES
 
 
 def _names_a_type(node: Node) -> bool:

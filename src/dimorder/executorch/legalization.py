@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC, PORTABLE, DelegateLayout
-from dimorder.executorch.passes import label, mode_of, restride, tensors
+from dimorder.executorch.passes import label, mode_of, restride
 from dimorder.executorch.rewriting import (
     copy_program,
     insert_conversion,
@@ -31,7 +31,7 @@ from dimorder.executorch.rewriting import (
     size_hint,
 )
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, results_of
-from dimorder.graph.nodes import set_value
+from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 from dimorder.planning.solve import solve
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
@@ -159,7 +159,7 @@ class _Problem:
             operands = self.rules.operands(node, label)
             raise self.rules.fault(node, operands, results_of(node.meta["val"])).error()
         for position, result in results:
-            self._buffer(result, list(tensors(node.meta["val"]))[position])
+            self._buffer(result, tensors_in(node.meta["val"])[position])
         self._operator(node, reads, [result for _, result in results], configs)
 
     def _choices(self, node: Node, reads: Sequence[Node]) -> Iterator[tuple[str, ...]]:
@@ -232,10 +232,10 @@ class _Simulation:
         kwargs = torch.fx.node.map_arg(self.node.kwargs, read)
         mode = next(map(mode_of, self.values.values()), None)
         if mode is None:
-            return list(tensors(self.node.meta["val"]))
+            return tensors_in(self.node.meta["val"])
         try:
             with mode:
-                return list(tensors(target(*args, **kwargs)))
+                return tensors_in(target(*args, **kwargs))
         except (RuntimeError, AssertionError, NotImplementedError):
             return None  # an order for which the operator itself has no meaning, such as a view of NHWC
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -234,12 +233,3 @@ def _wanted_order(source: Any, form: torch.memory_format | None) -> DimOrder:
 def mode_of(value: Any) -> Any:
     """Return the mode of a fake tensor."""
     return value.fake_mode
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors in a node's value."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)

@@ -21,11 +21,10 @@ from dimorder.executorch.passes import (
     label,
     mode_of,
     restride,
-    tensors,
 )
 from dimorder.executorch.rules import functional_of, overload_of
 from dimorder.graph.exported import replace_parts
-from dimorder.graph.nodes import copy_meta, replace_node, set_value
+from dimorder.graph.nodes import copy_meta, replace_node, set_value, tensors_in
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default
 
@@ -59,11 +58,11 @@ def retrace(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> E
         if node.target is operator.getitem:
             set_value(node, node.args[0].meta["val"][node.args[1]])
             continue
-        if not any(True for _ in tensors(node.meta.get("val"))):
+        if not tensors_in(node.meta.get("val")):
             continue
         read = lambda a: a.meta.get("val")  # noqa: E731
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), read)
-        fakes = [v for a in node.all_input_nodes for v in tensors(a.meta.get("val"))]
+        fakes = [v for a in node.all_input_nodes for v in tensors_in(a.meta.get("val"))]
         if fakes:
             with mode_of(fakes[0]):
                 set_value(node, functional_of(node.target)(*args, **kwargs))

@@ -20,7 +20,8 @@ from torch.fx import Node
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import PORTABLE, DelegateLayout
-from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label, tensors
+from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
+from dimorder.graph.nodes import tensors_in
 from dimorder.runtime.kernels import CONTIGUOUS, LOWER, KernelTable, signature
 
 CONVERSIONS = frozenset({*DIM_ORDER_OPERATORS, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})
@@ -83,8 +84,8 @@ class Rules:
 
     def is_computed(self, node: Node) -> bool:
         """Return whether the node is an operator over tensors, not a relabelled result or a symbol."""
-        return isinstance(node.target, (EdgeOpOverload, torch._ops.OpOverload)) and any(
-            True for _ in tensors(node.meta.get("val"))
+        return isinstance(node.target, (EdgeOpOverload, torch._ops.OpOverload)) and bool(
+            tensors_in(node.meta.get("val"))
         )
 
     def operands(self, node: Node, order_of: Callable[[Any], DimOrder]) -> list[Any]:
@@ -161,7 +162,7 @@ def name_of(node: Node) -> str:
 def rank_of(node: Node) -> int:
     """Return the highest rank of the tensors that a node reads and writes."""
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
-    return max((value.dim() for value in tensors(values)), default=0)
+    return max((value.dim() for value in tensors_in(values)), default=0)
 
 
 @functools.cache
@@ -201,7 +202,7 @@ def has_orders(program: ExportedProgram) -> bool:
     return any(
         not label(value).is_contiguous
         for node in program.graph.nodes
-        for value in tensors(node.meta.get("val"))
+        for value in tensors_in(node.meta.get("val"))
     )
 
 
@@ -211,4 +212,4 @@ def _pairs(operands: list[Any]) -> Iterator[Any]:
 
 
 def results_of(value: Any) -> list[Any]:
-    return [(tuple(one.shape), tuple(label(one))) for one in tensors(value)]
+    return [(tuple(one.shape), tuple(label(one))) for one in tensors_in(value)]

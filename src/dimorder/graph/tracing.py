@@ -33,6 +33,12 @@ Value = Any  # a graph node, a constant tensor, or a plain Python argument
 HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
 
 
+def is_half(node: torch.fx.Node) -> bool:
+    """Return whether a node has one result, a tensor of half precision."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in HALVES
+
+
 class Tracer:
     """A graph under construction, with its constants.
 

@@ -96,19 +96,15 @@ def _roll(n: Tracer, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) 
     return x
 
 
-def pad(
-    n: Tracer, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
-) -> Value:
+def pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.0) -> Value:
     if not any(amounts) and not may_resize(n.node):
         return x
-    if mode != "constant":
-        return n.emit(aten.pad.default, x, amounts, mode, value)
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))  # the last dimension first
     shape = list(shape_of(x))
     if any(min(pair) <= -size for pair, size in zip(pairs, reversed(shape), strict=False)):
         for i, pair in enumerate(pairs):
             shape[-1 - i] += sum(pair)
-        return torch.full(shape, value or 0, dtype=dtype_of(x))  # no element of x is left
+        return torch.full(shape, value, dtype=dtype_of(x))  # no element of x is left
     for i, (low, high) in enumerate(pairs):  # portable kernels support no negative padding
         dim = len(shape) - 1 - i
         if min(low, high) < 0:
@@ -116,10 +112,6 @@ def pad(
     rest = [max(amount, 0) for amount in amounts]
     pads = any(rest) or may_resize(n.node)
     return n.emit(aten.constant_pad_nd.default, x, rest, value or 0.0) if pads else x
-
-
-def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.0) -> Value:
-    return pad(n, x, amounts, "constant", value)
 
 
 # -- which axes they cut
@@ -328,7 +320,7 @@ OPERATORS = (
         (aten.constant_pad_nd.default,),
         _relate_pad,
         (Implementation("of the outer axes", "*", _lower_pad, (aten.constant_pad_nd.default,)),),
-        spelling=_constant_pad,
+        spelling=pad,
         elements=Elements.PADS,
     ),
     Operator(

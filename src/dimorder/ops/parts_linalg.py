@@ -43,7 +43,7 @@ def _identity(x: Tensor) -> Tensor:
     return torch.eye(x.shape[-2]).expand(*x.shape[:-2], -1, -1)
 
 
-def _diagonal(x: Tensor) -> Tensor:
+def diagonal(x: Tensor) -> Tensor:
     return torch.diagonal(x, 0, -2, -1)
 
 
@@ -140,7 +140,7 @@ def _lu_factor_ex(
     a: Tensor, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     lu, pivots = _lu_factor(a, pivot)
-    return lu, pivots, _first(_diagonal(lu) == 0)
+    return lu, pivots, _first(diagonal(lu) == 0)
 
 
 def _lu_unpack(
@@ -192,12 +192,12 @@ def _sign(pivots: Tensor) -> Tensor:
 
 def _det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lu, pivots = _lu_factor(a.mT)
-    return _diagonal(lu).prod(-1) * _sign(pivots), lu, pivots
+    return diagonal(lu).prod(-1) * _sign(pivots), lu, pivots
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lu, pivots = _lu_factor(a.mT)
-    factors = _diagonal(lu)
+    factors = diagonal(lu)
     return torch.sign(factors).prod(-1) * _sign(pivots), factors.abs().log().sum(-1), lu, pivots
 
 

@@ -77,21 +77,16 @@ def _native_batch_norm(
         if mean is not None:  # it would be written
             return NotImplemented
         return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)
-    none = torch.zeros(0)
-    return _batch_norm(x, weight, bias, mean, variance, False, momentum, eps, False), none, none
-
-
-def _batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, variance: Any, *given: Any
-) -> Any:
-    training, momentum, eps, _ = given
-    if training:
-        if mean is not None:  # it would be written
-            return NotImplemented
-        return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)[0]
-    rest = torch.rsqrt(variance + eps)
+    assert mean is not None
+    assert variance is not None
+    rest, none = torch.rsqrt(variance + eps), torch.zeros(0)
     scale = rest if weight is None else rest * weight
-    return _scaled(x - mean.reshape([-1, *[1] * (x.dim() - 2)]), scale, bias)
+    return _scaled(x - mean.reshape([-1, *[1] * (x.dim() - 2)]), scale, bias), none, none
+
+
+def _batch_norm(*given: Any) -> Any:
+    found = _native_batch_norm(*given[:-1])  # without cudnn_enabled
+    return found if found is NotImplemented else found[0]
 
 
 # -- lengths and distances

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dimorder.ops.parts_linalg import diagonal
+
 aten = torch.ops.aten
 
 MOST_ROWS = 8  # of which each meets each several times; a larger matrix stays
@@ -81,21 +83,17 @@ def _eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> Any:
     a = F.pad(a, [0, size % 2, 0, size % 2])
     partners = _next_partners(a.shape[-1])
     for _ in _steps(a.shape[-1]):
-        first, second = _diagonal(a).chunk(2, -1)
-        common = 2 * _diagonal(a[..., : len(partners) // 2, len(partners) // 2 :])
+        first, second = diagonal(a).chunk(2, -1)
+        common = 2 * diagonal(a[..., : len(partners) // 2, len(partners) // 2 :])
         tangent = _tangent(second - first, common).unsqueeze(-1)
         for _ in range(2):  # rows, then columns
             a = torch.matmul(partners, _turn(a, tangent)).mT
-    return torch.sort(_diagonal(a)[..., :size], -1)[0], None
+    return torch.sort(diagonal(a)[..., :size], -1)[0], None
 
 
 def _symmetric(a: Tensor) -> Tensor:
     """Return a symmetric matrix of which only the lower triangle is read."""
     return torch.tril(a) + torch.tril(a, -1).mT
-
-
-def _diagonal(a: Tensor) -> Tensor:
-    return torch.diagonal(a, 0, -2, -1)
 
 
 def _pinv(

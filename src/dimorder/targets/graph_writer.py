@@ -10,11 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, groupby
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from dimorder.ops.problem_map import common_runs
 from dimorder.targets.table import V, View
 
 D = TypeVar("D")
@@ -163,6 +165,10 @@ def join_in_steps(values: Sequence[V], most: int, join: Callable[[Sequence[V]], 
     return values[0]
 
 
+def without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dropwhile(lambda size: size == 1, shape))
+
+
 def merge_broadcast(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return shapes that broadcast to `shape`, with adjacent dimensions merged as far as possible.
 
@@ -204,28 +210,15 @@ def _broadcast_groups(
 ) -> list[tuple[int, list[bool]]]:
     """Return runs of dimensions that each operand has or lacks as a whole: their size, and who has them."""
     padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
-    groups: list[tuple[int, list[bool]]] = []
-    for d, size in enumerate(shape):
-        if size == 1:
-            continue
-        having = [s[d] == size for s in padded]
-        if groups and groups[-1][1] == having:
-            groups[-1] = (groups[-1][0] * size, having)
-        else:
-            groups.append((size, having))
-    return groups
+    dims = (d for d, size in enumerate(shape) if size != 1)
+    runs = groupby(dims, lambda d: [s[d] == shape[d] for s in padded])
+    return [(math.prod(shape[d] for d in run), having) for having, run in runs]
 
 
 def merge_transposed(view: View[N]) -> tuple[N, tuple[int, ...]]:
     """Return the same transpose without dimensions of 1, and with dimensions merged that stay adjacent."""
     sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
-    rank = {dim: position for position, dim in enumerate(sorted(order))}
-    runs: list[list[int]] = []
-    for dim in order:
-        if runs and rank[dim] == rank[runs[-1][-1]] + 1:
-            runs[-1].append(dim)
-        else:
-            runs.append([dim])
+    runs = common_runs(order, sorted(order))
     ordered = sorted(runs)
     shape = tuple(math.prod(sizes[d] for d in run) for run in ordered)
     return replace(view.value, shape=shape), tuple(ordered.index(run) for run in runs)

@@ -92,6 +92,21 @@ def unfit_4_bits(integers: Integers | None) -> str | None:
     return None
 
 
+_RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
+
+
+def unfit_quantize(a: Any, runtime: str, recipe: str = "") -> str | None:
+    """Return why a quantize or dequantize is not one of 8 bits, or None. `recipe` says what makes these."""
+    low, high, read = a.quant_min, a.quant_max, a.input.meta["val"].dtype
+    if (low, high) != _RANGES.get(a.dtype if read.is_floating_point else read):
+        return f"integers from {low} to {high}; {runtime} has those of 8 bits{recipe}"
+    if not torch.finfo(torch.float32).tiny <= a.scale < math.inf:
+        return f"the scale {a.scale:g}; {runtime} has positive ones{recipe}"
+    return (
+        None if low <= a.zero_point <= high else f"the zero point {a.zero_point}, outside of {low} to {high}"
+    )
+
+
 def unfit_dynamic(a: Any) -> str | None:
     """Return why a dynamic quantize cannot be one of 256 levels, whose steps are not larger, or None."""
     if a.high - a.low > 255:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.graph.dynamic_sizes import DynamicCall
-from dimorder.graph.nodes import bound
+from dimorder.graph.nodes import bound, results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.physical.fuse_quantized import KernelRule
@@ -53,6 +53,11 @@ class View(Generic[V]):
         """Whether the memory is in the view's own order, since at most sizes of 1 changed places."""
         moved = [i for i in self.order if self.value.shape[i] != 1]
         return moved == sorted(moved)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether only its last two dimensions are swapped."""
+        return self.order == last_two_swapped(len(self.order))
 
     def of(self, elements: Tensor, shape: Sequence[int]) -> Tensor:
         """Return the elements of the dense value as a tensor of the view, which has this shape in a call."""
@@ -248,11 +253,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _IN_FLOAT32 else dtype
 
 
-def results(node: Node) -> list[Tensor]:
-    value = node.meta["val"]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
 def is_conversion(clone: Arguments) -> bool:
     """Return whether a clone is the second half of a conversion, or copies a tensor that is dense already."""
     return clone.memory_format is torch.contiguous_format
@@ -267,7 +267,11 @@ def is_transposed(node: Node) -> bool:
     if not is_permute(node):
         return False
     dims: Any = node.args[1]
-    return list(dims) == [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
+    return tuple(dims) == last_two_swapped(len(dims))
+
+
+def last_two_swapped(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def is_getitem(node: Node) -> bool:

@@ -19,6 +19,13 @@ from dimorder.errors import UsageError, installed
 COUNTED: Mapping[str, str] = MappingProxyType(
     {"bytes": "the bytes that conversions move", "count": "the number of conversions"}
 )
+# The recipes of `by_xnnpack`.
+XNNPACK_RECIPES: Mapping[str, str] = MappingProxyType(
+    {
+        "int8": "weights and activations of 8 bits, with scales from a calibration",
+        "int8-dynamic": "the same, with the scales of activations found as the program runs",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch.nn import Module
 from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import CUTS, EXPORTED, results
-from dimorder.graph.tracing import HALVES
+from dimorder.graph.nodes import CUTS, EXPORTED
+from dimorder.graph.tracing import HALVES, is_half
 from dimorder.ops.quantization import is_dynamic
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import Float64Run
@@ -105,7 +105,7 @@ def half_errors(
         state: its buffers' values before the call, if they are not those of the program.
         half_sums: whether sums may be kept in float16.
     """
-    if not any(map(_is_half, program.graph.nodes)):
+    if not any(map(is_half, program.graph.nodes)):
         return HalfErrors()
     wide = _WideRun(_with_state(program, state), integers)
     exact = wide.tensors(*inputs)
@@ -136,35 +136,31 @@ def _with_state(exported: ExportedProgram, state: Mapping[str, Tensor]) -> Modul
     return graph_with_tensors(exported)
 
 
-def _is_half(node: Node) -> bool:
-    held = results(node) if "val" in node.meta else []
-    return any(isinstance(each, Tensor) and each.dtype in HALVES for each in held)
+class _ReadRun(GraphRun):
+    """A run that records what is quantized."""
 
-
-class _QuantizedRun(GraphRun):
-    """A run that records what is quantized, before and after. Nodes in `forced` give these values instead."""
-
-    def __init__(self, module: Module, forced: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        super().__init__(module)
-        self.forced = forced
-        self.read, self.quantized = dict[str, Tensor](), dict[str, Tensor]()
-
-    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
-        if is_static_quantize(node):
-            self.read[node.name] = arguments(node, operands)[0][0]
-        if is_static_quantize(node) or is_dynamic_dequantize(node):
-            self.quantized[node.name] = result
-        return self.forced.get(node.name, result)
-
-
-class _WideRun(Float64Run):
-    """The same in float64."""
-
-    def __init__(self, module: Module, forced: Mapping[str, Tensor]) -> None:
-        super().__init__(module, forced)
+    def __init__(self, module: Module, *more: Any) -> None:
+        super().__init__(module, *more)
         self.read: dict[str, Tensor] = {}
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         if is_static_quantize(node):
             self.read[node.name] = arguments(node, operands)[0][0]
         return super().result(node, operands, result)
+
+
+class _QuantizedRun(_ReadRun):
+    """A run that records the integers too. Nodes in `forced` give these values instead."""
+
+    def __init__(self, module: Module, forced: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        super().__init__(module)
+        self.forced, self.quantized = forced, dict[str, Tensor]()
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if is_static_quantize(node) or is_dynamic_dequantize(node):
+            self.quantized[node.name] = result
+        return self.forced.get(node.name, super().result(node, operands, result))
+
+
+class _WideRun(_ReadRun, Float64Run):
+    """The run in float64, with forced values."""

@@ -5,7 +5,7 @@ Writing, running and reading a file need ai-edge-litert, and import it when call
 
 from __future__ import annotations
 
-from dimorder.targets.target_info import TargetInfo
+from dimorder.targets.target_info import XNNPACK_RECIPES, TargetInfo
 
 INFO = TargetInfo(
     ".tflite",
@@ -14,9 +14,6 @@ INFO = TargetInfo(
     "dimorder.targets.litert.target:TARGET",
     kind="a .tflite file",
     begins=(4, b"TFL3"),
-    recipes={
-        "int8": "weights and activations of 8 bits, with scales from a calibration",
-        "int8-dynamic": "the same, with the scales of activations found as the program runs",
-    },
+    recipes=XNNPACK_RECIPES,
     options={"kernels": "what runs a file here: xnnpack (default), builtin or reference"},
 )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized import IntegerType, Scaled
+from dimorder.graph.quantized import IntegerType
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel, KernelRule
@@ -34,14 +34,10 @@ from dimorder.targets.integer_kernels import (
     weighted,
 )
 from dimorder.targets.litert.integers import activation, group_scales
-from dimorder.targets.litert.spatial import (
-    PART_TAPS,
-    is_nearest_multiple,
-    is_whole_picture,
-    pool_factors,
-    pool_padding,
-)
+from dimorder.targets.litert.spatial import pool_padding
+from dimorder.targets.rows import reduced_dims
 from dimorder.targets.table import Arguments
+from dimorder.targets.windows import PART_TAPS, is_whole_picture, mean_taps, pool_factors, unfit_multiple
 
 aten = torch.ops.aten
 
@@ -126,8 +122,7 @@ def _reduction(kernel: IntegerKernel) -> Callable[[Arguments], FoundKernel]:
 def _count(a: Arguments) -> int:
     """Return how many elements each result of a reduction is made of."""
     shape = shape_of(a.self)
-    dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
-    return math.prod(shape[d] for d in dims)
+    return math.prod(shape[d] for d in reduced_dims(a.dim, len(shape)))
 
 
 def _sum(a: Arguments) -> FoundKernel:
@@ -149,8 +144,7 @@ def _avg_pool(a: Arguments) -> FoundKernel:
         return f"means of {taps} taps, where XNNPACK is fast up to {PART_TAPS}"
     if pool_factors(a, shape, pool_padding(shape, a)) is not None:
         return "means whose windows count other elements than those that they have"
-    ones = torch.ones(shape[3], *a.kernel_size, 1, dtype=torch.int8)
-    return weighted(Scaled.of(ones, torch.tensor(1 / taps)), None, ())
+    return weighted(mean_taps(a, shape[3]).permute(3, 1, 2, 0), None, ())
 
 
 def _pad(a: Arguments) -> FoundKernel:
@@ -166,7 +160,7 @@ KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
         dimorder.conv3d_ndhwc.default: "LiteRT has no int8 CONV_3D",
         dimorder.max_pool2d_nhwc.default: SELECTION,
         dimorder.avg_pool2d_nhwc.default: _avg_pool,
-        dimorder.upsample_nearest2d_nhwc.default: lambda a: TIMES_ONES if is_nearest_multiple(a) else MOVE,
+        dimorder.upsample_nearest2d_nhwc.default: lambda a: MOVE if unfit_multiple(a) else TIMES_ONES,
         dimorder.upsample_bilinear2d_nhwc.default: OTHERWISE,
         dimorder.prelu_last.default: OTHERWISE,
         aten.linear.default: _linear,

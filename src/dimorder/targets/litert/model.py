@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -194,9 +194,6 @@ class _TfLiteKernel:
 
     def option(self, *names: str) -> list[int]:
         return [self.node.options[name] for name in names]
-
-
-_Total: TypeAlias = "Callable[[_TfLiteKernel, Tensor, Tensor, Tensor | None], Tensor]"
 
 
 def _quantized(x: Tensor, own: IntegerType | None, of: IntegerType) -> Tensor:

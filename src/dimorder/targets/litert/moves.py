@@ -15,7 +15,8 @@ from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
+from dimorder.targets.rows import clone, paddings, permute, start_of, view
+from dimorder.targets.table import Arguments, Row
 
 aten = torch.ops.aten
 
@@ -118,19 +119,6 @@ def _concatenated(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> L
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def _clone(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue] | LiteRtValue:
-    return w.transposed(a.self) if is_conversion(a) else a.self
-
-
-def _permute(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue]:
-    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
-    return source.permute([d % len(source.order) for d in a.dims])
-
-
-def _view(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue] | LiteRtValue:
-    return a.self if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
-
-
 def _cat(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     values = [cast(w, w.dense(operand), a.dtype) for operand in a.tensors]
     return concat(w, values, a.dim % len(a.shape))
@@ -139,11 +127,9 @@ def _cat(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.self)
     dim, size = a.dim % len(x.shape), x.shape[a.dim]
-    start = a.start or 0
-    start = min(max(start + size if start < 0 else start, 0), size)
     if size == a.shape[dim] and size in w.varying:  # it may be shorter at another size
         return w.op("SLICE", [x, w.sizes([0] * len(x.shape)), w.sizes(x.shape)], x.shape)
-    return slice_(w, x, dim, start, a.shape[dim], a.step)
+    return slice_(w, x, dim, start_of(a, size), a.shape[dim], a.step)
 
 
 def _slice_constant(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -163,17 +149,13 @@ def _check_slice(a: Arguments) -> str | None:
 
 def _constant_pad(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.self)
-    before, after = [0] * len(x.shape), [0] * len(x.shape)
-    for i in range(len(a.pad) // 2):  # torch lists the last dimension first
-        before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
     if not any(a.pad):  # they are other amounts at another dynamic size
         return w.op("PAD", [x, w.constant(torch.zeros(len(x.shape), 2, dtype=torch.int32))], x.shape)
-    return pad(w, x, before, after, getattr(a, "value", None) or 0)
+    return pad(w, x, *paddings(a.pad, len(x.shape)), getattr(a, "value", None) or 0)
 
 
 def _check_pad(a: Arguments) -> str | None:
-    pairs = list(zip(a.pad[::2], a.pad[1::2], strict=True))[::-1]
-    runs = _padded_runs([(0, 0)] * (len(a.shape) - len(pairs)) + pairs)
+    runs = _padded_runs([*zip(*paddings(a.pad, len(a.shape)), strict=True)])
     return None if len(runs) <= MAX_PADDED else f"padding in {len(runs)} dimensions; LiteRT has {MAX_PADDED}"
 
 
@@ -215,8 +197,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         ),
         aten.flip.default: Row(_flip, _check_flip, integers=True),
         aten.diagonal.default: _moved(aten.diagonal.default),
-        aten.permute.default: Row(_permute, relabel=True, integers=True),
-        aten.view.default: Row(_view, relabel=True, integers=True),
-        aten.clone.default: Row(_clone, relabel=True, integers=True),
+        aten.permute.default: Row(permute, relabel=True, integers=True),
+        aten.view.default: Row(view, relabel=True, integers=True),
+        aten.clone.default: Row(clone, relabel=True, integers=True),
     }
 )

@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
-from dimorder.targets.integer_kernels import unfit_dynamic
+from dimorder.targets.integer_kernels import unfit_dynamic, unfit_quantize
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
-
-_RANGES: Mapping[torch.dtype, tuple[int, int]] = MappingProxyType(
-    {torch.int8: (-128, 127), torch.uint8: (0, 255)}
-)
 
 
 def _quantize(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -32,20 +26,7 @@ def _dequantize(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue]:
 
 
 def _check(a: Arguments) -> str | None:
-    if (a.quant_min, a.quant_max) != _RANGES.get(_integers(a)):
-        return f"integers from {a.quant_min} to {a.quant_max}; LiteRT has those of 8 bits"
-    if not torch.finfo(torch.float32).tiny <= a.scale < torch.inf:
-        return f"the scale {a.scale:g}; LiteRT has positive ones"
-    if not a.quant_min <= a.zero_point <= a.quant_max:
-        return f"the zero point {a.zero_point}, outside of {a.quant_min} to {a.quant_max}"
-    return None
-
-
-def _integers(a: Arguments) -> torch.dtype:
-    """Return the type of the integers of a quantize, or of what a dequantize reads."""
-    value = a.input.meta["val"].dtype
-    dtype: torch.dtype = a.dtype if value.is_floating_point else value
-    return dtype
+    return unfit_quantize(a, "LiteRT")
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,8 @@ from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.table import Arguments, Row, View, is_transposed
+from dimorder.targets.rows import reduced_dims, unfit_matrices, unfit_softmax
+from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
 
@@ -75,22 +77,13 @@ def _matmul(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
         y = linear(w, left, right.reshape(right.shape[-2:]).t(), None)
         return w.reshape(y, a.shape)
-    if isinstance(right, View) and not right.is_dense and _lies_transposed(right):
+    if isinstance(right, View) and not right.is_dense and right.is_transposed:
         return matmul(w, left, right.value, True)
     return matmul(w, left, w.dense(right))
 
 
-def _lies_transposed(view: View[LiteRtValue]) -> bool:
-    rank = len(view.order)
-    return view.order == (*range(rank - 2), rank - 1, rank - 2)
-
-
 def _check_matmul(a: Arguments) -> str | None:
-    if min(len(operand.meta["val"].shape) for operand in (a.self, a.other)) < 2:
-        return "a product with a vector"
-    if is_transposed(a.self):
-        return "a product whose left operand lies transposed"
-    return check_float(a)
+    return unfit_matrices(a) or check_float(a)
 
 
 # -- reductions --------------------------------------------------------------------------------------------
@@ -113,23 +106,14 @@ def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) ->
 
 def _merged(w: LiteRtWriter, x: LiteRtValue, dims: Collection[int]) -> tuple[LiteRtValue, set[int]]:
     """Return a value with adjacent dimensions merged that are reduced alike, and those that are reduced."""
-    runs: list[list[int]] = []
-    for d, size in enumerate(x.shape):
-        if size == 1:
-            continue
-        if runs and (d in dims) == (runs[-1][-1] in dims):
-            runs[-1].append(d)
-        else:
-            runs.append([d])
+    kept = (d for d, size in enumerate(x.shape) if size != 1)
+    runs = [[*run] for _, run in groupby(kept, lambda d: d in dims)]
     sizes = [math.prod(x.shape[d] for d in run) for run in runs]
     return w.reshape(x, sizes), {i for i, run in enumerate(runs) if run[0] in dims}
 
 
-def reduced_dims(a: Arguments) -> set[int]:
-    """Return the dimensions that a call reduces: all if it names none, and none for a scalar."""
-    rank, given = len(a.self.shape), getattr(a, "dim", None)
-    given = [given] if isinstance(given, int) else given
-    return {d % rank for d in given} if given and rank else set(range(rank))
+def _dims(a: Arguments) -> set[int]:
+    return reduced_dims(getattr(a, "dim", None), len(a.self.shape))
 
 
 def _reduction(
@@ -139,7 +123,7 @@ def _reduction(
 
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         x = cast(w, w.dense(a.self), dtype or a.dtype)
-        return w.reshape(reduce(w, kind, x, reduced_dims(a)), a.shape)
+        return w.reshape(reduce(w, kind, x, _dims(a)), a.shape)
 
     return build
 
@@ -151,7 +135,7 @@ def _sum(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """
     if w.in_integers is None:
         return _reduction("SUM")(w, a)
-    x, dims = w.dense(a.self), reduced_dims(a)
+    x, dims = w.dense(a.self), _dims(a)
     count = math.prod(x.shape[d] for d in dims)
     assert x.of is not None
     more = w.rescaled(x, replace(x.of, scale=x.of.scale * count), factor=count)
@@ -213,12 +197,7 @@ def _softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _check_softmax(a: Arguments) -> str | None:
-    rank = a.self.meta["val"].ndim
-    if not rank:
-        return "softmax of a number"
-    if a.dim % rank != rank - 1:
-        return f"softmax over dimension {a.dim} of {rank}, not the last"
-    return check_float(a)
+    return unfit_softmax(a) or check_float(a)
 
 
 def _log_softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:

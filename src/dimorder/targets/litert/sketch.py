@@ -11,12 +11,13 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
+from dimorder.graph.nodes import results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteTensor
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.table import Table, View, results, whole
+from dimorder.targets.table import Table, View, whole
 
 _SMALL = 1024  # elements of a constant from which on only its shape counts
 

@@ -6,7 +6,6 @@ the stride (SAME). Other padding is a PAD, which XNNPACK makes part of the convo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -24,12 +23,19 @@ from dimorder.targets.litert.moves import concat, pad, slice_
 from dimorder.targets.litert.pointwise import check_float, mul
 from dimorder.targets.litert.reductions import reduce
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.table import Arguments, Row
+from dimorder.targets.windows import (
+    is_depthwise,
+    is_whole_picture,
+    mean_taps,
+    pool_factors,
+    resizes,
+    unfit_multiple,
+    unfit_scale,
+    unfit_taps,
+)
 
 SAME, VALID = 0, 1
-# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 as a whole takes 1.6 times as long as its
-# parts at 56 x 56 x 96.
-PART_TAPS = 25
 
 # -- convolution -------------------------------------------------------------------------------------------
 
@@ -45,16 +51,12 @@ def _conv2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         "dilationHFactor": a.dilation[0],
         "dilationWFactor": a.dilation[1],
     }
-    if _is_depthwise(a.groups, weight.shape):
+    if is_depthwise(a.groups, weight.shape):
         taps = w.constant(weight.permute(3, 1, 2, 0))
         multiplier = weight.shape[0] // a.groups
         operands = [x, taps, _bias(w, a)]
         return w.op("DEPTHWISE_CONV_2D", operands, a.shape, depthMultiplier=multiplier, **options)
     return w.op("CONV_2D", [x, w.dense(weight), _bias(w, a)], a.shape, **options)
-
-
-def _is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
-    return groups > 1 and weight_ohwi[3] == 1
 
 
 def _bias(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -97,13 +99,10 @@ def _is_same(
 
 
 def _check_conv2d(a: Arguments) -> str | None:
-    weight = tuple(a.weight_ohwi.meta["val"].shape)
-    taps = math.prod(weight[1:3])
-    if _is_depthwise(a.groups, weight):
-        if taps > PART_TAPS:
-            return f"a depthwise kernel of {taps} taps; XNNPACK is fast up to {PART_TAPS}"
-        if not a.is_constant(a.weight_ohwi):
-            return "a depthwise kernel that is computed"
+    if reason := unfit_taps(a):
+        return reason
+    if is_depthwise(a.groups, shape_of(a.weight_ohwi)) and not a.is_constant(a.weight_ohwi):
+        return "a depthwise kernel that is computed"
     return check_float(a)
 
 
@@ -240,32 +239,11 @@ def _integer_mean(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     """
     if is_whole_picture(a, x.shape):
         return reduce(w, "MEAN", x, (1, 2))
-    channels, taps = x.shape[3], math.prod(a.kernel_size)
-    ones = torch.ones(1, *a.kernel_size, channels, dtype=torch.int8)
-    operands = [x, w.constant(Scaled.of(ones, torch.tensor(1 / taps))), w.constant(torch.zeros(channels))]
+    channels = x.shape[3]
+    operands = [x, w.constant(mean_taps(a, channels)), w.constant(torch.zeros(channels))]
     options = {"padding": VALID, "strideH": a.stride[0], "strideW": a.stride[1], "depthMultiplier": 1}
     options |= {"dilationHFactor": 1, "dilationWFactor": 1}
     return w.op("DEPTHWISE_CONV_2D", operands, a.shape, **options)
-
-
-def is_whole_picture(a: Arguments, shape: Sequence[int]) -> bool:
-    """Return whether a mean over windows of a picture of this shape is one mean of several pixels."""
-    taps = math.prod(a.kernel_size)
-    is_whole = tuple(a.kernel_size) == tuple(shape[1:3]) and not any(a.padding)
-    return is_whole and taps > 1 and a.divisor_override in (None, taps)
-
-
-def pool_factors(a: Arguments, shape: Sequence[int], padding: Sequence[int]) -> Tensor | None:
-    """Return what a mean over windows is, over that of all elements of the padded input; None if it is 1."""
-    if not any(padding) and a.divisor_override is None:
-        return None
-    # The divisor may differ from place to place. The mean of ones gives it.
-    ones = torch.ones(1, *shape[1:3], 1)
-    window = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
-    inside = torch.nn.functional.pad(ones, (0, 0, *padding[2:], *padding[:2]))
-    counted = dimorder.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
-    factors: Tensor = dimorder.avg_pool2d_nhwc(ones, *window) / counted
-    return None if torch.equal(factors, torch.ones_like(factors)) else factors
 
 
 def _pool_padding(w: LiteRtWriter, a: Arguments) -> tuple[int, ...]:
@@ -302,11 +280,7 @@ def _bilinear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _check_bilinear(a: Arguments) -> str | None:
-    sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
-    for new, old, scale in sizes:
-        if scale is not None and not a.align_corners and new != old * scale:
-            return f"the scale {scale} from {old} to {new}; LiteRT takes the ratio of the sizes"
-    return check_float(a)
+    return unfit_scale(a, "LiteRT") or check_float(a)
 
 
 def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -316,7 +290,7 @@ def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """
     x = w.dense(a.x)
     n, height, width, channels = x.shape
-    if not is_nearest_multiple(a):
+    if unfit_multiple(a) is not None:
         for d, indices in enumerate(_nearest_reads(a), start=1):
             shape = (*x.shape[:d], len(indices), *x.shape[d + 1 :])
             x = w.op("GATHER", [x, w.sizes(indices)], shape, axis=d, batchDims=0)
@@ -327,21 +301,10 @@ def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.op("MUL", [spread, ones], (n * height, down, width, across, channels))
 
 
-def is_nearest_multiple(a: Arguments) -> bool:
-    """Return whether a nearest resize repeats all rows, and all columns, as often."""
-    sizes = list(_resized(a))
-    return all(new % old == 0 and scale in (None, new / old) for old, new, scale in sizes)
-
-
-def _resized(a: Arguments) -> Any:
-    shape = a.x.shape if isinstance(a.x, View) else shape_of(a.x)
-    return zip(shape[1:3], a.output_size, (a.scales_h, a.scales_w), strict=True)
-
-
 def _nearest_reads(a: Arguments) -> list[list[int]]:
     """Return the rows and columns that torch's kernel reads, which computes in float32 (UpSample.h)."""
     reads = []
-    for old, new, scale in _resized(a):
+    for old, new, scale in resizes(a):
         step = torch.tensor(old / new if scale is None else 1 / scale, dtype=torch.float32)
         reads.append((torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist())
     return reads

@@ -10,7 +10,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph
 
-from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.dynamic_sizes import FIX
@@ -18,15 +17,12 @@ from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_in
 from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
-from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.ops.quantization import is_quantized
-from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
-from dimorder.ops.table import PLAIN
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.specialization import specialize
+from dimorder.targets import by_xnnpack
 from dimorder.targets.base import Artifact, DynamicSizes, Signatures, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
 from dimorder.targets.litert.emit import WrittenGraph, fused_program, write
@@ -35,7 +31,6 @@ from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
 from dimorder.targets.litert.model import LiteRtModel, is_rounded
 from dimorder.targets.litert.ops import OPERATORS, unfit_input, with_steps
-from dimorder.targets.litert.recipes import RECIPES
 from dimorder.targets.litert.runtime import (
     DEFAULT_KERNELS,
     KERNELS,
@@ -49,7 +44,6 @@ from dimorder.targets.litert.runtime import (
 )
 from dimorder.targets.litert.signatures import join_graphs
 from dimorder.targets.litert.sketch import unfit_sizes
-from dimorder.targets.litert.spatial import PART_TAPS
 from dimorder.targets.program_io import call_place
 from dimorder.targets.table import Table
 from dimorder.verification.verify import Run
@@ -149,52 +143,13 @@ def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
     )
 
 
-# As for XNNPACK, which computes most of a file.
-_SPLIT_CHANNELS = 16
-_MIN_RUN = 8
-_FEW_FEATURES = 16
-_HEADS = HeadLimits(channels=32, most_joined=32)
-_NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
-_RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
-_IMPLEMENTATIONS = (
-    (PLAIN - _NOT_WORTH_IT)
-    | _RESIZED_BY_MATMUL
-    | {
-        "aten.convolution/without outer taps",
-        "aten.convolution/transposed in phases",
-        "aten.convolution/depth tap by tap",
-        "aten.convolution/transposed depth tap by tap",
-        "aten.max_pool2d/tap by tap",
-        "aten.max_pool3d/tap by tap",
-        "aten.slice.Tensor/step by view",
-        "aten.flip/digit by digit",
-        "aten.log_softmax.int/by halves",
-        "aten.cumprod/by doubling",
-    }
-)
-
-_OWN_WITH_TWO_DYNAMIC_ROWS = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
-_OWN = {**_OWN_WITH_TWO_DYNAMIC_ROWS, "aten.linear": (few_features_first(_FEW_FEATURES),)}
-
-
 def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], graph: Graph) -> Capabilities:
-    """Return the capabilities for a captured graph in which these sizes are dynamic.
-
-    The matrices of a resize are constants of fixed sizes.
-    """
+    """Return the capabilities for a captured graph in which these sizes are dynamic."""
     slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
     if any(is_uneven(node) and args_of(node)[4] != 1 for node in slices):
         table = with_steps(table)
-    missing = _RESIZED_BY_MATMUL if resizes_to(varying, graph) else frozenset[str]()
-    implementations = tuple(names - missing for names in capabilities.implementations)
-    own = _OWN_WITH_TWO_DYNAMIC_ROWS if has_two_dynamic_rows(varying, graph) else _OWN
-    return replace(
-        capabilities,
-        computes=table.supports,
-        at_all_sizes=partial(unfit_sizes, table),
-        implementations=implementations,
-        own_implementations=own,
-    )
+    fitting = replace(capabilities, computes=table.supports, at_all_sizes=partial(unfit_sizes, table))
+    return by_xnnpack.sized(fitting, varying, graph)
 
 
 def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:
@@ -208,13 +163,13 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         )
     capabilities = Capabilities(
         table.supports,
-        implementations=(_IMPLEMENTATIONS,),
+        implementations=(by_xnnpack.IMPLEMENTATIONS,),
         max_rank=MAX_RANK,
         at_all_sizes=partial(unfit_sizes, table),
         takes=unfit_input,
-        own_implementations=_OWN,
-        split_channels=_SPLIT_CHANNELS,
-        heads=_HEADS,
+        own_implementations=by_xnnpack.OWN,
+        split_channels=by_xnnpack.SPLIT_CHANNELS,
+        heads=by_xnnpack.HEADS,
         in_parts={name: function for name, function in PARTS.items() if name not in REMAINDERS},
         in_float32=frozenset({torch.float64}),
         in_pairs=True,
@@ -224,8 +179,8 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         INFO,
         partial(emit, table=table, kernels=kernels),
         capabilities,
-        counted(min_run=_MIN_RUN),
-        recipes=RECIPES,
+        counted(min_run=by_xnnpack.MIN_RUN),
+        recipes=by_xnnpack.RECIPES,
         files=TargetFiles(
             partial(load, kernels=kernels),
             check,

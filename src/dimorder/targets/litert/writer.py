@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dimorder.graph.quantized import Integers, IntegerType
-from dimorder.targets.graph_writer import broadcast_within, merge_broadcast
+from dimorder.targets.graph_writer import broadcast_within, merge_broadcast, without_leading_ones
 from dimorder.targets.integer_kernels import integers_of
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import (
@@ -234,7 +234,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         """
         computed = [value for value in values if self._tensors[value.tensor].data is None]
         written = [self._tensors[value.tensor].shape for value in computed if value.size == math.prod(shape)]
-        last = shape if any(value.size > 1 for value in computed) else _without_leading_ones(shape)
+        last = shape if any(value.size > 1 for value in computed) else without_leading_ones(shape)
         return list(dict.fromkeys([*written, last]))
 
     def _read_in(self, value: LiteRtValue, shape: tuple[int, ...]) -> LiteRtValue:
@@ -242,7 +242,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         tensor = self._tensors[value.tensor]
         if tensor.data is not None and value.size == 1:
             return self.reshape(value, ())
-        if len(tensor.shape) <= len(shape) and _without_leading_ones(shape) == _without_leading_ones(
+        if len(tensor.shape) <= len(shape) and without_leading_ones(shape) == without_leading_ones(
             tensor.shape
         ):
             return self.as_written(value)
@@ -344,8 +344,3 @@ class LiteRtWriter(TfLiteIntegerWriter):
 def _broadcast_rank(kind: str, dtype: torch.dtype) -> int:
     """Return in how many dimensions all of LiteRT's kernels broadcast an operator's operands."""
     return _BROADCAST_RANKS.get(kind, BROADCAST_RANK) if dtype == torch.float32 else BROADCAST_RANK
-
-
-def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    first = next((d for d, size in enumerate(shape) if size != 1), len(shape))
-    return shape[first:]

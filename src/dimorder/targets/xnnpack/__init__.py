@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dimorder.targets.target_info import COUNTED, TargetInfo
+from dimorder.targets.target_info import COUNTED, XNNPACK_RECIPES, TargetInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +24,7 @@ INFO = TargetInfo(
     kind="a .pte program",
     begins=(4, b"ET"),
     objectives={**COUNTED, "time": "nanoseconds that XNNPACK takes, as measured on such a CPU"},
-    recipes={
-        "int8": "weights and activations of 8 bits, with scales from a calibration",
-        "int8-dynamic": "the same, with the scales of activations found as the program runs",
-    },
+    recipes=XNNPACK_RECIPES,
     options={"cpu": "the family of CPUs that --objective time plans for, such as x86_64 AVX512 AMD"},
 )
 

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError, installed
+from dimorder.graph.nodes import results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.layout.costs import Costs
@@ -17,7 +18,7 @@ from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.relation import AxisOrder
 from dimorder.planning.problem import Cost
-from dimorder.targets.table import Table, results
+from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import TABLE, Times, measured_times, total

@@ -12,7 +12,8 @@ from dimorder.graph.dynamic_sizes import common_divisor, is_fixed
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.integer_kernels import SELECTION, TIMES_ONES, shape_of
-from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type
+from dimorder.targets.rows import clone, paddings, permute, start_of, view
+from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:
@@ -24,25 +25,11 @@ aten = torch.ops.aten
 MAX_CONCATENATED = 5
 
 
-def _clone(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
-    return w.transposed(a.self) if is_conversion(a) else a.self
-
-
-def _permute(w: XnnBuilder, a: Arguments) -> View[XnnValue]:
-    return a.self.permute([d % len(a.self.shape) for d in a.dims])  # type: ignore[no-any-return]
-
-
-def _view(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
-    if tuple(a.self.shape) == a.shape:
-        return a.self  # type: ignore[no-any-return]
-    return w.reshape(w.dense(a.self), a.shape)
-
-
 def _expand(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
     """Broadcast by a multiplication with ones in the dimensions that grow, one dynamic size at a time."""
     old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
     if old == a.shape:
-        return _view(w, a)
+        return view(w, a)
     grown = [d for d, sizes in enumerate(zip(old, a.shape, strict=True)) if sizes[0] != sizes[1]]
     dynamic = [d for d in grown if not is_fixed([a.shape[d]])]
     last = {d for d in grown if d not in dynamic[:-1]}
@@ -81,8 +68,7 @@ def _slice_tensor(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     dim = a.dim % len(x.shape)
     size, length = x.shape[dim], a.shape[dim]
-    start = a.start or 0
-    start = min(max(start + size if start < 0 else start, 0), size)
+    start = start_of(a, size)
     # a dynamic number of whole rows, such as those of the outermost of several dimensions in one
     row = common_divisor((size, start, length))
     if is_fixed((start, length)) or not is_fixed((start // row, length // row)):
@@ -111,9 +97,7 @@ def _concatenate(w: XnnBuilder, values: Sequence[XnnValue], axis: int) -> XnnVal
 
 def _constant_pad(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
-    before, after = [0] * len(x.shape), [0] * len(x.shape)
-    for i in range(len(a.pad) // 2):  # torch lists the last dimension first
-        before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
+    before, after = paddings(a.pad, len(x.shape))
     kept = [size + min(b, 0) + min(c, 0) for b, size, c in zip(before, x.shape, after, strict=True)]
     x = slice_(w, x, [max(-b, 0) for b in before], kept)
     return pad(w, x, [max(b, 0) for b in before], [max(c, 0) for c in after], float(a.value or 0))
@@ -142,8 +126,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             kernel=lambda a: SELECTION if any(side > 0 for side in a.pad) else MOVE,
         ),
         aten.expand.default: Row(_expand, halves=is_of_one_type, kernel=_expand_kernel),
-        aten.permute.default: Row(_permute, relabel=True, integers=True, halves=is_of_one_type),
-        aten.view.default: Row(_view, relabel=True, integers=True, halves=is_of_one_type),
-        aten.clone.default: Row(_clone, relabel=True, integers=True, halves=is_of_one_type),
+        aten.permute.default: Row(permute, relabel=True, integers=True, halves=is_of_one_type),
+        aten.view.default: Row(view, relabel=True, integers=True, halves=is_of_one_type),
+        aten.clone.default: Row(clone, relabel=True, integers=True, halves=is_of_one_type),
     }
 )

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.graph.nodes import results
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_pairs import PAIRS
 from dimorder.ops.parts_remainder import REMAINDERS
-from dimorder.targets.table import Table, is_transposed, results
+from dimorder.targets.table import Table, is_transposed, unsupported_tensor
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 
 aten = torch.ops.aten
@@ -53,18 +54,12 @@ IN_PARTS = {
 def _unfit(value: Any, is_constant: bool) -> str | None:
     if is_constant:
         return None
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__} where XNNPACK wants a tensor"
-    if value.dtype not in FLOATS:
+    if isinstance(value, Tensor) and value.dtype not in FLOATS:
         way_out = "; convert with .float()" if value.is_floating_point() else ""
         return f"{value.dtype} where this target computes in torch.float32{way_out}"
-    if not all(isinstance(size, int) for size in value.shape):
-        return f"the symbolic shape {tuple(value.shape)}"
-    if value.ndim > MAX_RANK:
+    if isinstance(value, Tensor) and value.ndim > MAX_RANK:
         return f"{value.ndim} dimensions where XNNPACK has at most {MAX_RANK}"
-    if value.numel() == 0:
-        return f"the empty shape {tuple(value.shape)}"
-    return None
+    return unsupported_tensor(value, "XNNPACK", FLOATS)
 
 
 def wrong_outside(node: Node) -> str | None:

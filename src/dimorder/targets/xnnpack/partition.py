@@ -13,12 +13,13 @@ from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.dynamic_sizes import DynamicCall
+from dimorder.graph.nodes import results
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.integer_kernels import operand_type
 from dimorder.targets.program_io import empty, is_channels_last, read_signature
-from dimorder.targets.table import Table, results
+from dimorder.targets.table import Table
 
 aten = torch.ops.aten
 

@@ -11,9 +11,18 @@ import torch
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
+from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
-from dimorder.targets.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES, unfit_dynamic
+from dimorder.targets.integer_kernels import (
+    CHOICE,
+    FUNCTION,
+    OTHERWISE,
+    PLUS,
+    TIMES,
+    unfit_dynamic,
+    unfit_quantize,
+)
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
@@ -82,16 +91,19 @@ def _binary(kind: str, kernel: FoundKernel = PLUS, *, reverse: bool = False) -> 
     )
 
 
-def _clamp(w: XnnBuilder, a: Arguments) -> XnnValue:
-    low, high = getattr(a, "min", None), getattr(a, "max", None)
-    return w.clamp(w.dense(a.self), -math.inf if low is None else low, math.inf if high is None else high)
+def _clamp(target: Any) -> Row:
+    bounds = CLAMP_BOUNDS[target]
 
+    def build(w: XnnBuilder, a: Arguments) -> XnnValue:
+        low, high = bounds(vars(a))
+        return w.clamp(w.dense(a.self), -math.inf if low is None else low, math.inf if high is None else high)
 
-def _check_clamp(a: Arguments) -> str | None:
-    low, high = getattr(a, "min", None), getattr(a, "max", None)
-    if low is not None and high is not None and low >= high:
-        return f"the empty range [{low}, {high}]"
-    return None
+    def check(a: Arguments) -> str | None:
+        low, high = bounds(vars(a))
+        is_empty = low is not None and high is not None and low >= high
+        return f"the empty range [{low}, {high}]" if is_empty else None
+
+    return Row(build, check, halves=_keeps_bounds, kernel=FUNCTION)
 
 
 def _has_its_numbers(a: Arguments) -> bool:
@@ -129,16 +141,7 @@ def _quantize(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _check_quantize(a: Arguments) -> str | None:
-    if (a.quant_min, a.quant_max) not in ((-128, 127), (0, 255)):
-        return (
-            f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those of 8 bits, "
-            "as XNNPACKQuantizer makes them"
-        )
-    if not torch.finfo(torch.float32).tiny <= a.scale < math.inf:
-        return f"the scale {a.scale:g}; XNNPACK has positive ones, as XNNPACKQuantizer makes them"
-    if not a.quant_min <= a.zero_point <= a.quant_max:
-        return f"the zero point {a.zero_point}, outside of {a.quant_min} to {a.quant_max}"
-    return None
+    return unfit_quantize(a, "XNNPACK", ", as XNNPACKQuantizer makes them")
 
 
 def _elu(w: XnnBuilder, a: Arguments) -> XnnValue:
@@ -271,9 +274,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.div.Scalar: _binary("Div", OTHERWISE),
         aten.maximum.default: _binary("Maximum", CHOICE),
         aten.minimum.default: _binary("Minimum", CHOICE),
-        aten.clamp.default: Row(_clamp, _check_clamp, halves=_keeps_bounds, kernel=FUNCTION),
-        aten.clamp_min.default: Row(_clamp, halves=_keeps_bounds, kernel=FUNCTION),
-        aten.clamp_max.default: Row(_clamp, halves=_keeps_bounds, kernel=FUNCTION),
+        **{target: _clamp(target) for target in CLAMP_BOUNDS},
         aten.hardswish.default: _single("Hardswish"),
         aten.hardsigmoid.default: Row(_hardsigmoid),
         aten.silu.default: Row(_silu),
@@ -301,17 +302,5 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.square.default: _single("Square"),
         aten.pow.Tensor_Scalar: Row(_power, _check_power, kernel=_power_kernel),
         aten.reciprocal.default: Row(_reciprocal, kernel=OTHERWISE),
-        aten.relu.default: Row(
-            lambda w, a: w.clamp(w.dense(a.self), 0, math.inf), halves=is_float16, kernel=FUNCTION
-        ),
-        aten.relu6.default: Row(
-            lambda w, a: w.clamp(w.dense(a.self), 0, 6), halves=is_float16, kernel=FUNCTION
-        ),
-        aten.hardtanh.default: Row(
-            lambda w, a: w.clamp(w.dense(a.self), a.min_val, a.max_val),
-            lambda a: None if a.min_val < a.max_val else f"the empty range [{a.min_val}, {a.max_val}]",
-            halves=_keeps_bounds,
-            kernel=FUNCTION,
-        ),
     }
 )

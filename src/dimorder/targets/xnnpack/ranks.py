@@ -6,12 +6,12 @@ multiplication with a 1 of higher rank adds dimensions. A reshape can derive at 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 
+from dimorder.targets.graph_writer import without_leading_ones
 from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, reads_of
 
 # Their results have the rank of their operands, and depend only on the last dimensions.
@@ -111,10 +111,6 @@ def _set_shapes(graph: XnnGraph, found: Mapping[int, _DimsOfValue]) -> None:
                 perm = _perm_of_rank(node.perm, len(shape))
                 assert perm is not None
                 node.perm, node.num_dims = perm, len(perm)
-
-
-def without_leading_ones(shape: Sequence[int]) -> _DimsOfValue:
-    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def _of_rank(rank: int, shape: Sequence[int]) -> _DimsOfValue | None:

@@ -14,7 +14,8 @@ from dimorder.graph.dynamic_sizes import is_fixed
 from dimorder.graph.quantized import Scaled
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
 from dimorder.targets.integer_kernels import MATRICES, MEAN, shape_of, weighted
-from dimorder.targets.table import Arguments, Row, View, is_transposed
+from dimorder.targets.rows import reduced_dims, unfit_matrices, unfit_softmax
+from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _matmul(w: XnnBuilder, a: Arguments) -> XnnValue:
         return full(w, w.dense(left), w.constant(right.t()), None)
     x, y = w.dense(left), None
     flags: tuple[str, ...] = ()
-    if isinstance(right, View) and right.order == _last_two_swapped(len(right.order)):
+    if isinstance(right, View) and right.is_transposed:
         flags, y = ("TRANSPOSE_B",), right.value
     y = y or w.dense(right)
     if x.id == y.id:  # XNNPACK multiplies the result of a transpose wrongly with itself
@@ -65,16 +66,10 @@ def _matmul(w: XnnBuilder, a: Arguments) -> XnnValue:
     return w.node("BatchMatrixMultiply", shape, flags=flags, input1_id=x.id, input2_id=y.id)
 
 
-def _last_two_swapped(rank: int) -> tuple[int, ...]:
-    return (*range(rank - 2), rank - 1, rank - 2)
-
-
 def _check_matmul(a: Arguments) -> str | None:
+    if reason := unfit_matrices(a):
+        return reason
     left, right = (tuple(operand.meta["val"].shape) for operand in (a.self, a.other))
-    if min(len(left), len(right)) < 2:
-        return "a product with a vector"
-    if is_transposed(a.self):
-        return "a product whose left operand lies transposed"
     if len(right) > 2 and len(left) != len(right):
         return f"matrices of two ranks: {left} by {right}"
     return None
@@ -82,13 +77,6 @@ def _check_matmul(a: Arguments) -> str | None:
 
 def _softmax(w: XnnBuilder, a: Arguments) -> XnnValue:
     return apply(w, "Softmax", w.dense(a.self))
-
-
-def _check_softmax(a: Arguments) -> str | None:
-    rank = a.self.meta["val"].ndim
-    if not rank:
-        return "softmax of a number"
-    return None if a.dim % rank == rank - 1 else f"softmax over dimension {a.dim} of {rank}, not the last"
 
 
 def _layer_norm(w: XnnBuilder, a: Arguments) -> XnnValue:
@@ -109,8 +97,7 @@ def _layer_norm(w: XnnBuilder, a: Arguments) -> XnnValue:
 def _reduce(mean: bool) -> Build:
     def build(w: XnnBuilder, a: Arguments) -> XnnValue:
         x = w.dense(a.self)
-        reduced = {d % len(x.shape) for d in a.dim or range(len(x.shape)) if x.shape}
-        return w.reshape(_reduced(w, x, reduced, mean), a.shape)
+        return w.reshape(_reduced(w, x, reduced_dims(a.dim, len(x.shape)), mean), a.shape)
 
     return build
 
@@ -197,8 +184,7 @@ def _reduction_kernel(mean: bool) -> Callable[[Arguments], FoundKernel]:
 
     def rule(a: Arguments) -> FoundKernel:
         shape = shape_of(a.self)
-        dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
-        dims = {d for d in dims if shape[d] != 1}
+        dims = {d for d in reduced_dims(a.dim, len(shape)) if shape[d] != 1}
         if not dims:
             return MOVE
         first, last = last_run(shape, dims)
@@ -218,7 +204,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.linear.default: Row(_linear, _check_linear, halves=is_float16, kernel=_linear_kernel),
         aten.matmul.default: Row(_matmul, _check_matmul, halves=is_float16, kernel=_matmul_kernel),
-        aten.softmax.int: Row(_softmax, _check_softmax, kernel="XNNPACK has no int8 Softmax"),
+        aten.softmax.int: Row(_softmax, unfit_softmax, kernel="XNNPACK has no int8 Softmax"),
         aten.layer_norm.default: Row(_layer_norm),
         aten.mean.dim: Row(_reduce(mean=True), halves=_is_over_space, kernel=_reduction_kernel(mean=True)),
         aten.sum.dim_IntList: Row(_reduce(mean=False), kernel=_reduction_kernel(mean=False)),

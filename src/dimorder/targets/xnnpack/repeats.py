@@ -12,8 +12,8 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 
 from dimorder.graph.dynamic_sizes import DynamicSize
+from dimorder.targets.graph_writer import without_leading_ones
 from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, drop_unread, kind_of, reads_of
-from dimorder.targets.xnnpack.ranks import without_leading_ones
 
 
 def merge_repeats_into_rows(graph: XnnGraph) -> None:

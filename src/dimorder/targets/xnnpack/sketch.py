@@ -14,14 +14,14 @@ from torch.fx import Node
 from dimorder.contract import Contract
 from dimorder.errors import StageError
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, is_dynamic, is_fixed
-from dimorder.graph.nodes import operator_name, origin_of
+from dimorder.graph.nodes import operator_name, origin_of, results
 from dimorder.graph.passes import FIX
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError
 from dimorder.sizes.specialization import specialize
 from dimorder.targets.integer_kernels import integers_of
-from dimorder.targets.table import Table, is_transposed, results, whole
+from dimorder.targets.table import Table, is_transposed, whole
 from dimorder.targets.xnnpack.all_sizes import derive_sizes
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.delegates import build_delegate

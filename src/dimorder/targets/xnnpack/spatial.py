@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
-from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import resized_by
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
@@ -28,6 +26,17 @@ from dimorder.targets.integer_kernels import (
     weighted,
 )
 from dimorder.targets.table import Arguments, Row
+from dimorder.targets.windows import (
+    PART_TAPS,
+    is_depthwise,
+    is_whole_picture,
+    mean_taps,
+    pool_factors,
+    resizes,
+    unfit_multiple,
+    unfit_scale,
+    unfit_taps,
+)
 from dimorder.targets.xnnpack.kernels import TAPS
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import is_float16, pair, times
@@ -39,20 +48,12 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96. Three
-# kernels of at most 25 taps and two additions take under 2 ms.
-PART_TAPS = 25
-
 
 def _conv2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     x, weight, bias = w.dense(a.x), a.weight_ohwi, a.bias
-    if _is_depthwise(a.groups, weight.shape):
+    if is_depthwise(a.groups, weight.shape):
         return _depthwise(w, x, weight.permute(3, 1, 2, 0), bias, a.stride, a.padding, a.dilation, a.shape)
     return _convolve(w, "Conv2d", x, weight, bias, a.stride, a.padding, a.dilation, a.groups, a.shape)
-
-
-def _is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
-    return groups > 1 and weight_ohwi[3] == 1
 
 
 def _is_summed_in_float32(a: Arguments) -> bool:
@@ -61,8 +62,7 @@ def _is_summed_in_float32(a: Arguments) -> bool:
     The depthwise kernel does not, and is 3 times as inexact as PyTorch's. A transposed convolution has no
     float16 kernel.
     """
-    weight = a.weight_ohwi.meta["val"] if isinstance(a.weight_ohwi, Node) else a.weight_ohwi
-    return is_float16(a) and not _is_depthwise(a.groups, weight.shape)
+    return is_float16(a) and not is_depthwise(a.groups, shape_of(a.weight_ohwi))
 
 
 def _depthwise(
@@ -97,12 +97,7 @@ def _check_conv(a: Arguments) -> str | None:
 
 
 def _check_conv2d(a: Arguments) -> str | None:
-    """Refuse a depthwise kernel of many taps, which XNNPACK computes slowly (see PART_TAPS)."""
-    weight = tuple(a.weight_ohwi.meta["val"].shape)
-    taps = math.prod(weight[1:3])
-    if _is_depthwise(a.groups, weight) and taps > PART_TAPS:
-        return f"a depthwise kernel of {taps} taps; XNNPACK is fast up to {PART_TAPS}"
-    return _check_conv(a)
+    return unfit_taps(a) or _check_conv(a)
 
 
 def _convolve(
@@ -156,7 +151,7 @@ def _avg_pool2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
-    if _is_whole_picture(a, x.shape):
+    if is_whole_picture(a, x.shape):
         return mean_over_space(w, x)
     if _is_averaged_by_taps(taps, x.integer_type is not None, x.shape):
         return _avg_by_taps(w, a, x)
@@ -172,30 +167,15 @@ def _avg_pool2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     return times(w, _pool(w, "AvgPooling2d", x, a, padding, (1, 1)), factor)
 
 
-def _is_whole_picture(a: Arguments, shape: Sequence[int]) -> bool:
-    """Return whether a mean pool of a picture of this shape is one mean of all its pixels."""
-    taps = math.prod(a.kernel_size)
-    return (
-        tuple(a.kernel_size) == tuple(shape[1:3])
-        and not any(a.padding)
-        and a.divisor_override in (None, taps)
-    )
-
-
 def _is_averaged_by_taps(taps: int, is_integer: bool, shape: Sequence[int]) -> bool:
     """Return whether a mean pool is a depthwise convolution. XNNPACK has no int8 node for means."""
     return (taps in TAPS or (is_integer and taps <= PART_TAPS)) and shape[3] > 1
 
 
-def _window_shares(a: Arguments, shape: Sequence[int]) -> Tensor:
-    """Return the mean of each window by torch over its sum divided by all its taps, (1, H, W, 1)."""
+def _mean_padding(shape: Sequence[int], a: Arguments) -> tuple[int, int, int, int]:
+    """Return the padding with which the windows of a mean end inside."""
     (top, left), (below, beside) = a.padding, _overhang(shape, a, a.padding, (1, 1))
-    ones = torch.ones(1, *shape[1:3], 1)
-    options = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
-    inside = torch.nn.functional.pad(ones, (0, 0, left, left + beside, top, top + below))
-    counted = OPS.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
-    shares: Tensor = OPS.avg_pool2d_nhwc(ones, *options) / counted
-    return shares
+    return top, top + below, left, left + beside
 
 
 def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
@@ -205,13 +185,10 @@ def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
 
     56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87; 5×5 311 and 252; 2×2, stride 2, 65 and 110.
     """
-    (top, left), taps = a.padding, math.prod(a.kernel_size)
-    below, beside = _overhang(x.shape, a, a.padding, (1, 1))
-    padding = (top, top + below, left, left + beside)
-    weight = Scaled.of(torch.ones(1, *a.kernel_size, x.shape[3], dtype=torch.int8), torch.tensor(1 / taps))
-    y = _depthwise(w, x, weight, None, a.stride, padding, (1, 1), a.shape)
-    factors = _window_shares(a, x.shape)  # the divisor may differ from place to place
-    if torch.equal(factors, torch.ones_like(factors)):
+    padding = _mean_padding(x.shape, a)
+    y = _depthwise(w, x, mean_taps(a, x.shape[3]), None, a.stride, padding, (1, 1), a.shape)
+    factors = pool_factors(a, x.shape, padding)
+    if factors is None:
         return y
     w.require_fixed(x.shape[1:3], "means over windows that reach beyond a picture of that size")
     return pair(w, "Multiply", y, w.constant(factors))
@@ -281,10 +258,9 @@ def _bilinear(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _check_bilinear(a: Arguments) -> str | None:
-    sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
-    for new, old, scale in sizes:
-        if scale is not None and not a.align_corners and new != old * scale:
-            return f"the scale {scale} from {old} to {new}; XNNPACK takes the ratio of the sizes"
+    if reason := unfit_scale(a, "XNNPACK"):
+        return reason
+    for old, new, _ in resizes(a):
         if not _reads_alike(old, new, a.align_corners):
             return f"bilinear from {old} to {new}, where XNNPACK rounds onto another pixel than torch"
     return None
@@ -324,17 +300,9 @@ def _nearest(w: XnnBuilder, a: Arguments) -> XnnValue:
     return pair(w, "Multiply", spread, w.ones((1, 1, down, 1, across, 1)))
 
 
-def _check_nearest(a: Arguments) -> str | None:
-    sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
-    for new, old, scale in sizes:
-        if new % old or (scale is not None and scale != new / old):
-            return f"a nearest resize from {old} to {new}, which is no whole multiple"
-    return None
-
-
 def _convolution_kernel(a: Arguments) -> IntegerKernel:
-    is_depthwise = not hasattr(a, "output_padding") and _is_depthwise(a.groups, shape_of(a.weight_ohwi))
-    return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"), None if is_depthwise else 3)
+    is_by_channel = not hasattr(a, "output_padding") and is_depthwise(a.groups, shape_of(a.weight_ohwi))
+    return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"), None if is_by_channel else 3)
 
 
 def _max_pool_kernel(a: Arguments) -> FoundKernel:
@@ -351,15 +319,14 @@ def _avg_pool_kernel(a: Arguments) -> FoundKernel:
     shape, taps = shape_of(a.x), math.prod(a.kernel_size)
     if taps == 1:
         return _subsample_kernel(a) if a.divisor_override in (None, 1) else None
-    if _is_whole_picture(a, shape):
+    if is_whole_picture(a, shape):
         return MEAN
     if not _is_averaged_by_taps(taps, True, shape):
         is_one = not any(a.padding) and a.divisor_override is None
         return "XNNPACK has no int8 AvgPooling2d" if is_one else None
-    if bool((_window_shares(a, shape) != 1).any()):
+    if pool_factors(a, shape, _mean_padding(shape, a)) is not None:
         return None
-    ones = torch.ones(shape[3], *a.kernel_size, 1, dtype=torch.int8)
-    return weighted(Scaled.of(ones, torch.tensor(1 / taps)), None, ())
+    return weighted(mean_taps(a, shape[3]).permute(3, 1, 2, 0), None, ())
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
@@ -374,7 +341,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             _bilinear, _check_bilinear, halves=is_float16, kernel=OTHERWISE
         ),
         OPS.upsample_nearest2d_nhwc.default: Row(
-            _nearest, _check_nearest, halves=is_float16, kernel=TIMES_ONES
+            _nearest, unfit_multiple, halves=is_float16, kernel=TIMES_ONES
         ),
     }
 )

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
 from dimorder.errors import installed
 from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
+from dimorder.graph.nodes import results
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
-from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
-from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
-from dimorder.ops.table import PLAIN
 from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.targets import by_xnnpack
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
-from dimorder.targets.table import Table, results
+from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import FLOATS, IN_PARTS, MAX_RANK, OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import partition
-from dimorder.targets.xnnpack.recipes import RECIPES
-from dimorder.targets.xnnpack.spatial import PART_TAPS
 from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
@@ -94,60 +89,23 @@ def check(path: str, data: bytes) -> FileSummary:
     return check_file(path)
 
 
-# XNNPACK computes 16 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its slices, 8
-# of 8 take 1.7 times, and 8 of 16 as long.
-_SPLIT_CHANNELS = 16
-# Its matmul packs the right operand, as a transposition would: both take as long for 4 to 64 features.
-_FEW_FEATURES = 16
-# XNNPACK computes 16 or 32 channels at a time. Attention with heads of 32 or 64 takes 0.88 to 0.98 of the
-# time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times. More than 32 slices take longer
-# than one delegate saves.
-_HEADS = HeadLimits(channels=32, most_joined=32)
-_IN_PHASES = "aten.convolution/transposed in phases"
-_RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
-# XNNPACK computes these too, but no measurement has shown that they save more than they cost.
-_NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
-_IMPLEMENTATIONS = (
-    (PLAIN - _NOT_WORTH_IT)
-    | _RESIZED_BY_MATMUL
-    | {
-        "aten.linear/as a convolution",
-        "aten.linear/as a matmul",
-        "aten.convolution/without outer taps",
-        _IN_PHASES,
-        "aten.convolution/depth tap by tap",
-        "aten.convolution/transposed depth tap by tap",
-        "aten.max_pool2d/tap by tap",
-        "aten.max_pool3d/tap by tap",
-        "aten.slice.Tensor/step by view",
-        "aten.flip/digit by digit",
-        "aten.amax/by halves",
-        "aten.amin/by halves",
-        "aten.prod.dim_int/by halves",
-        "aten.log_softmax.int/by halves",
-        "aten.cumsum/by doubling",
-        "aten.cumprod/by doubling",
-    }
-)
-
-_OWN_WITH_TWO_DYNAMIC_ROWS = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
-_OWN = {**_OWN_WITH_TWO_DYNAMIC_ROWS, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+# LiteRT has operators of its own for such reductions and running sums.
+_IMPLEMENTATIONS = by_xnnpack.IMPLEMENTATIONS | {
+    "aten.linear/as a convolution",
+    "aten.linear/as a matmul",
+    "aten.amax/by halves",
+    "aten.amin/by halves",
+    "aten.prod.dim_int/by halves",
+    "aten.cumsum/by doubling",
+}
 
 
 def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
-    """Return the capabilities for a captured graph in which these sizes are dynamic.
-
-    XNNPACK resizes only to fixed ones.
-    """
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    missing = _RESIZED_BY_MATMUL if resizes_to(varying, graph) else frozenset[str]()
-    convolved = [node for node in calls if node.target is aten.convolution.default]
-    if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
-        missing |= {_IN_PHASES}
-
-    implementations = tuple(names - missing for names in capabilities.implementations)
-    own = _OWN_WITH_TWO_DYNAMIC_ROWS if has_two_dynamic_rows(varying, graph) else _OWN
-    return replace(capabilities, implementations=implementations, own_implementations=own)
+    """Return the capabilities for a captured graph in which these sizes are dynamic."""
+    convolved = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    joined = all(_joins_phases(node, varying) for node in convolved if has_phases(node))
+    missing = frozenset[str]() if joined else frozenset({by_xnnpack.IN_PHASES})
+    return by_xnnpack.sized(capabilities, varying, graph, missing)
 
 
 def _at_all_sizes(
@@ -188,9 +146,9 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         wrong_outside,
         (_IMPLEMENTATIONS,),
         MAX_RANK,
-        own_implementations=_OWN,
-        split_channels=_SPLIT_CHANNELS,
-        heads=_HEADS,
+        own_implementations=by_xnnpack.OWN,
+        split_channels=by_xnnpack.SPLIT_CHANNELS,
+        heads=by_xnnpack.HEADS,
         fixed_resizes=True,
         at_all_sizes=partial(_at_all_sizes, operators),
         in_parts=IN_PARTS,
@@ -201,11 +159,10 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         INFO,
         partial(emit, operators=operators),
         capabilities,
-        # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
-        {**counted(min_run=8), "time": by_time(operators, cpu)},
+        {**counted(min_run=by_xnnpack.MIN_RUN), "time": by_time(operators, cpu)},
+        recipes=by_xnnpack.RECIPES,
         # A delegate reads these types in NHWC. Other types stay in portable kernels outside, which want
         # contiguous tensors. In their logical shape a copy would come first that no plan contains.
-        recipes=RECIPES,
         files=TargetFiles(pte.load, check, channels_last=FLOATS),
         runtime=TargetRuntime("ExecuTorch", set_threads=pte.set_threads, has_state=True),
         dynamic=DynamicSizes(partial(_sized, capabilities), integers=True),

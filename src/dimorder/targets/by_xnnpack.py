@@ -1,0 +1,85 @@
+"""Define what targets xnnpack and litert have in common: XNNPACK computes the files of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from torch.fx import Graph
+
+from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.layout.capabilities import Capabilities
+from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
+from dimorder.ops.convolution import depthwise_in_parts
+from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
+from dimorder.ops.table import PLAIN
+from dimorder.targets.base import Recipe
+from dimorder.targets.windows import PART_TAPS
+
+# XNNPACK computes 16 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its slices, 8
+# of 8 take 1.7 times, and 8 of 16 as long.
+SPLIT_CHANNELS = 16
+# 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
+MIN_RUN = 8
+# XNNPACK computes 16 or 32 channels at a time. Attention with heads of 32 or 64 takes 0.88 to 0.98 of the
+# time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times. More than 32 slices take longer
+# than one delegate saves.
+HEADS = HeadLimits(channels=32, most_joined=32)
+# Its matmul packs the right operand, as a transposition would: both take as long for 4 to 64 features.
+_FEW_FEATURES = 16
+IN_PHASES = "aten.convolution/transposed in phases"
+# XNNPACK computes these too, but no measurement has shown that they save more than they cost.
+_NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
+_RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
+IMPLEMENTATIONS = (
+    (PLAIN - _NOT_WORTH_IT)
+    | _RESIZED_BY_MATMUL
+    | {
+        "aten.convolution/without outer taps",
+        IN_PHASES,
+        "aten.convolution/depth tap by tap",
+        "aten.convolution/transposed depth tap by tap",
+        "aten.max_pool2d/tap by tap",
+        "aten.max_pool3d/tap by tap",
+        "aten.slice.Tensor/step by view",
+        "aten.flip/digit by digit",
+        "aten.log_softmax.int/by halves",
+        "aten.cumprod/by doubling",
+    }
+)
+_OWN_WITH_TWO_DYNAMIC_ROWS = {"aten.convolution": (depthwise_in_parts(PART_TAPS),)}
+OWN = {**_OWN_WITH_TWO_DYNAMIC_ROWS, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+
+
+def sized(
+    capabilities: Capabilities, varying: frozenset[int], graph: Graph, missing: frozenset[str] = frozenset()
+) -> Capabilities:
+    """Return the capabilities for a captured graph in which these sizes are dynamic.
+
+    The matrices of a resize are constants of fixed sizes. `missing` are further implementations that need
+    fixed ones.
+    """
+    if resizes_to(varying, graph):
+        missing |= _RESIZED_BY_MATMUL
+    implementations = tuple(names - missing for names in capabilities.implementations)
+    own = _OWN_WITH_TWO_DYNAMIC_ROWS if has_two_dynamic_rows(varying, graph) else OWN
+    return replace(capabilities, implementations=implementations, own_implementations=own)
+
+
+def _quantizer(is_dynamic: bool) -> Any:
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
+    return xnnpack.XNNPACKQuantizer().set_global(config)
+
+
+_INSTALL = "pip install 'dimorder[executorch]'"
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "int8": Recipe(partial(_quantizer, False), _INSTALL),
+        "int8-dynamic": Recipe(partial(_quantizer, True), _INSTALL, dynamic=True),
+    }
+)

@@ -1,0 +1,60 @@
+"""Write views and conversions, and read the arguments of calls, as the rows of several targets do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dimorder.targets.graph_writer import ViewWriter
+from dimorder.targets.table import Arguments, V, View, is_conversion, is_transposed, whole
+
+
+def clone(w: ViewWriter[V], a: Arguments) -> View[V] | V:
+    """Write the second half of a conversion; any other clone is its operand."""
+    return w.transposed(a.self) if is_conversion(a) else a.self
+
+
+def permute(w: ViewWriter[V], a: Arguments) -> View[V]:
+    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
+    return source.permute([d % len(source.order) for d in a.dims])
+
+
+def view(w: ViewWriter[V], a: Arguments) -> View[V] | V:
+    return a.self if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
+
+
+def paddings(amounts: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
+    """Return the paddings before and after each dimension; torch lists the last dimension first.
+
+    >>> paddings([1, 2, 3, 4], 3)
+    ([0, 3, 1], [0, 4, 2])
+    """
+    none = [0] * (rank - len(amounts) // 2)
+    return [*none, *amounts[-2::-2]], [*none, *amounts[::-2]]
+
+
+def start_of(a: Arguments, size: int) -> int:
+    """Return where a slice of a dimension of this size begins."""
+    start = a.start or 0
+    return min(max(start + size if start < 0 else start, 0), size)
+
+
+def reduced_dims(given: Any, rank: int) -> set[int]:
+    """Return the dimensions that a call reduces: all if it names none, and none for a scalar."""
+    given = [given] if isinstance(given, int) else given
+    return {d % rank for d in given} if given and rank else set(range(rank))
+
+
+def unfit_softmax(a: Arguments) -> str | None:
+    """Return that a softmax is not over the last dimension, or None."""
+    rank = a.self.meta["val"].ndim
+    if not rank:
+        return "softmax of a number"
+    return None if a.dim % rank == rank - 1 else f"softmax over dimension {a.dim} of {rank}, not the last"
+
+
+def unfit_matrices(a: Arguments) -> str | None:
+    """Return that a matmul is one with a vector, or that its left operand lies transposed, or None."""
+    if min(len(operand.meta["val"].shape) for operand in (a.self, a.other)) < 2:
+        return "a product with a vector"
+    return "a product whose left operand lies transposed" if is_transposed(a.self) else None
