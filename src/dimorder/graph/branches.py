@@ -27,7 +27,7 @@ class Branches:
 
     def __init__(self, yes: GraphModule, no: GraphModule) -> None:
         self.yes, self.no = yes, no
-        self.__name__ = f"cond_{id(self)}"  # # the name in the code that torch writes from a graph
+        self.__name__ = f"cond_{id(yes)}_{id(no)}"  # the name in the code that torch writes from a graph
 
     def __call__(self, choice: Tensor, *operands: Tensor) -> Any:
         if choice.is_meta:
@@ -36,6 +36,12 @@ class Branches:
 
     def __str__(self) -> str:
         return "cond"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Branches) and (self.yes, self.no) == (other.yes, other.no)
+
+    def __hash__(self) -> int:
+        return hash((self.yes, self.no))
 
     def write_call(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
         """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`."""
