@@ -17,6 +17,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.capture.state import unchanged
 from dimorder.errors import UnsupportedError, UsageError
@@ -50,7 +51,7 @@ def export(
                 "save it again with torch.export.save",
             ) from error
     if isinstance(model, ExportedProgram):
-        return model
+        return prepare_branches(model)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             "model",
@@ -59,14 +60,14 @@ def export(
         )
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
-        return _exported(model, args, kwargs, dynamic_shapes)
+        return prepare_branches(_exported(model, args, kwargs, dynamic_shapes))
     except UnsupportedError:
         raise
     except Exception as error:
         proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
         if proven is None:
             raise not_exported(model, error) from error
-        return proven
+        return prepare_branches(proven)
 
 
 def _exported(

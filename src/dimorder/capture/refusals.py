@@ -113,7 +113,7 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
     reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
-    known = _unknown_class(reason) or _violated(message)
+    known = _unknown_class(reason) or _violated(message) or _computed_size(message)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
 
@@ -141,6 +141,16 @@ def _violated(text: str) -> tuple[str, str] | None:
     fixes = ", ".join(itertools.takewhile(bool, after)) or "narrow the range, or fix the size"
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f"{reasons[0]}{more}", f"give sizes that the network takes: {fixes}"
+
+
+def _computed_size(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if torch does not know the strides of a branch's result."""
+    if "one of cond's output stride is not" not in text:
+        return None
+    return (
+        "a branch of torch.cond whose result has a size that is computed from a dynamic size",
+        "return it flat, as x.flatten(), and give it its shape after torch.cond",
+    )
 
 
 def _unknown_class(reason: str) -> tuple[str, str] | None:

@@ -254,13 +254,20 @@ def own_module(program: ExportedProgram) -> GraphModule:
 
 
 class GraphWithTensors(torch.nn.Module):
-    """A graph and the tensors that it reads, for a `GraphRun`."""
+    """A graph with the tensors and the branches that it reads, for a `GraphRun`."""
 
-    def __init__(self, graph: Graph, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Mapping[str, torch.Tensor],
+        branches: Mapping[str, torch.nn.Module] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self.graph = graph
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
+        for name, branch in branches.items():
+            self.add_module(name, branch)
 
 
 def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModule:
@@ -292,7 +299,7 @@ def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModu
         copy_meta(copies[node], node)
     graph.output(graph.graph_copy(program.graph, copies))
     keep_names(graph, program.graph)
-    return GraphWithTensors(graph, constants)
+    return GraphWithTensors(graph, constants, dict(program.graph_module.named_children()))
 
 
 def replace_parts(

@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
+from dimorder.graph.branches import COND, Branches
 from dimorder.graph.nodes import tensors_in
 
 
@@ -100,9 +101,16 @@ class GraphRun:
         return value
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator, or of a submodule by its name."""
+        """Return the result of an operator, of a submodule by its name, or of one branch of `torch.cond`."""
+        if target is COND or isinstance(target, Branches):
+            choice, yes, no, operands = args if target is COND else target.call_args(args)
+            return self.branch_run(yes if choice else no).run(*operands)
         called = self.module.get_submodule(target) if isinstance(target, str) else target
         return called(*args, **kwargs)
+
+    def branch_run(self, branch: Module) -> GraphRun:
+        """Return the run of a branch."""
+        return GraphRun(branch)
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         """Return the result of a node as its readers get it; `operands` are the values that it read."""

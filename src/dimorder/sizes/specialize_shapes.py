@@ -17,7 +17,6 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
-from dimorder.capture.refusals import refuse_control_flow
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import RESIZES, VALUE, drop_meta, operator_at, set_meta, set_value
@@ -46,7 +45,6 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
     >>> [node.args[1] for node in fixed.graph.nodes if node.op == "call_function"]
     [[21, -1]]
     """
-    refuse_control_flow(exported)
     graph = copy_graph(exported.graph)
     for node in filter(_resizes, graph.nodes):
         set_meta(node, RESIZES, True)
@@ -155,6 +153,8 @@ def require_accepted(program: ExportedProgram, sizes: str) -> None:
     for node in program.graph.nodes:
         if node.op == "placeholder":
             known[node] = node.meta.get(VALUE)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):  # its branches are not looked into
+            known[node] = node.meta[VALUE]
         elif node.op == "call_function":
             known[node] = _run(node, known, sizes)
 
