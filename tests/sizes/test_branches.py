@@ -23,7 +23,7 @@ XNNPACK = pytest.param(
     "xnnpack", marks=pytest.mark.skipif(find_spec("executorch") is None, reason="needs executorch")
 )
 TARGETS = ["torch", XNNPACK]
-N, H, W, L = (Dim(name, min=low, max=high) for name, low, high in zip("NHWL", (1, 6, 6, 4), (9, 20, 20, 30)))
+N, H, W, L = Dim("N", min=1, max=9), Dim("H", min=6, max=20), Dim("W", min=6, max=20), Dim("L", min=4, max=30)
 Sizes = Sequence[tuple[int, ...]]
 
 
@@ -171,9 +171,10 @@ def test_one_file_takes_the_branch_that_data_choose_at_all_sizes(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_state_may_choose(target: str) -> None:
+def test_state_may_choose(target: str, tmp_path: Path) -> None:
     lowered = dimorder.lower(Counting(), (example((2, 3), 0),), dynamic_shapes=({0: N},), target=target)
-    program, net = lowered.start(), Counting()
+    program = dimorder.load(lowered.save(tmp_path / f"net.{'pt2' if target == 'torch' else 'pte'}"))
+    net = Counting()
     for seed, count in enumerate((2, 9, 1, 5, 5, 3)):
         assert max(errors(program, net, example((count, 3), seed))) < 1e-5
 
@@ -216,6 +217,14 @@ def test_there_may_be_one_graph_for_each_size(target: str) -> None:
             assert max(errors(lowered.run, net, example((count, 3, 8, 9), seed))) < 1e-5
 
 
+def test_sizes_that_were_fixed_before_may_be_dynamic() -> None:
+    net, dims, _ = NETWORKS["convolutions"]
+    x = example((2, 3, 8, 9), 0)
+    dimorder.lower(net, (x,))
+    lowered = dimorder.lower(net, (x,), dynamic_shapes=(dims,))
+    assert [symbol.name for symbol in lowered.contract.symbols] == ["N", "H", "W"]
+
+
 # -- verification
 
 
@@ -245,7 +254,7 @@ def test_a_wrong_branch_is_found(target: str, taken: bool, monkeypatch: pytest.M
             super().__init__(*((yes, yes) if taken else (no, no)))
 
     monkeypatch.setattr(branches, "Branches", OneAlone)
-    with pytest.raises(VerificationError, match="with forced branches, at N = |physical program"):
+    with pytest.raises(VerificationError, match=r"with forced branches, at N = |physical program"):
         net, dims, _ = NETWORKS["convolutions"]
         dimorder.lower(net, (example((2, 3, 8, 9), int(not taken)),), dynamic_shapes=(dims,), target=target)
 

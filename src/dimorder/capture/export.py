@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import sympy
@@ -77,6 +78,8 @@ def _exported(
     dynamic_shapes: Any,
     defers: bool = False,
 ) -> ExportedProgram:
+    if dynamic_shapes is not None:
+        _forget_conds()
     with torch.no_grad(), eval_mode(model), unchanged(model):
         return torch.export.export(
             model,
@@ -84,6 +87,13 @@ def _exported(
             dynamic_shapes=dynamic_shapes,
             prefer_deferred_runtime_asserts_over_guards=defers,
         )
+
+
+def _forget_conds() -> None:
+    """Let torch trace each `torch.cond` anew: what it kept of an export with fixed sizes would fix sizes."""
+    for code in torch.cond.__code__.co_consts:
+        if isinstance(code, CodeType):
+            torch._dynamo.reset_code(code)  # type: ignore[attr-defined]
 
 
 def _with_assertions(
