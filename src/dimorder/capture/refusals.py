@@ -85,7 +85,8 @@ def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
     if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
         return _CONTROL_FLOW.get(str(node.target), ("control flow", "decide it before the export"))
     for value in tensors_in(node.meta.get("val")):
-        if any(free_unbacked_symbols(size) for size in value.shape if isinstance(size, torch.SymInt)):
+        sizes: list[Any] = [*value.shape]
+        if any(free_unbacked_symbols(size) for size in sizes if not isinstance(size, int)):
             return (
                 f"a result whose size the data decide: ({', '.join(map(str, value.shape))})",
                 "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches, has_branches
-from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.interpreter import GraphRun, GraphWithTensors
 from dimorder.graph.nodes import call_after, copy_meta, replace_node, set_value
 from dimorder.graph.tracing import predict
 
@@ -251,23 +251,6 @@ def own_module(program: ExportedProgram) -> GraphModule:
         part = module.get_submodule(owner)
         setattr(part, buffer, getattr(part, buffer).clone())
     return module
-
-
-class GraphWithTensors(torch.nn.Module):
-    """A graph with the tensors and the branches that it reads, for a `GraphRun`."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        tensors: Mapping[str, torch.Tensor],
-        branches: Mapping[str, torch.nn.Module] = MappingProxyType({}),
-    ) -> None:
-        super().__init__()
-        self.graph = graph
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-        for name, branch in branches.items():
-            self.add_module(name, branch)
 
 
 def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModule:
