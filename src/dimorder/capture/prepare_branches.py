@@ -26,7 +26,8 @@ def prepare_branches(program: ExportedProgram) -> ExportedProgram:
     >>> class Skips(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.cond(x.sum() > 0, torch.exp, lambda x: x, (x,))
-    >>> program = prepare_branches(torch.export.export(Skips(), (torch.ones(3),)))
+    >>> with torch.no_grad():
+    ...     program = prepare_branches(torch.export.export(Skips(), (torch.ones(3),)))
     >>> [str(node.target) for node in program.graph_module.false_graph_0.graph.nodes]
     ['x', 'aten.clone.default', 'output']
     """
