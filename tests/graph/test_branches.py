@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
@@ -133,12 +132,6 @@ def test_for_other_partitioners_it_is_torchs_own() -> None:
 def test_targets_that_have_none_refuse_it(target: str, found: str) -> None:
     with pytest.raises(UnsupportedError, match=found):
         dimorder.lower(Gated().eval(), given(5.0), target=target)
-
-
-def test_it_has_fixed_sizes() -> None:
-    dims = ({0: Dim("N", min=2, max=9)}, None)
-    with pytest.raises(UnsupportedError, match="control flow with symbolic sizes"):
-        dimorder.lower(Gated().eval(), given(5.0), dynamic_shapes=dims)
 
 
 def test_the_physical_program_shows_a_condition_with_its_operands() -> None:

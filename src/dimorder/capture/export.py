@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import sympy
@@ -17,6 +18,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.capture.state import unchanged
 from dimorder.errors import UnsupportedError, UsageError
@@ -50,7 +52,7 @@ def export(
                 "save it again with torch.export.save",
             ) from error
     if isinstance(model, ExportedProgram):
-        return model
+        return prepare_branches(model)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             "model",
@@ -59,14 +61,14 @@ def export(
         )
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
-        return _exported(model, args, kwargs, dynamic_shapes)
+        return prepare_branches(_exported(model, args, kwargs, dynamic_shapes))
     except UnsupportedError:
         raise
     except Exception as error:
         proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
         if proven is None:
             raise not_exported(model, error) from error
-        return proven
+        return prepare_branches(proven)
 
 
 def _exported(
@@ -76,6 +78,8 @@ def _exported(
     dynamic_shapes: Any,
     defers: bool = False,
 ) -> ExportedProgram:
+    if dynamic_shapes is not None:
+        _forget_conds()
     with torch.no_grad(), eval_mode(model), unchanged(model):
         return torch.export.export(
             model,
@@ -83,6 +87,13 @@ def _exported(
             dynamic_shapes=dynamic_shapes,
             prefer_deferred_runtime_asserts_over_guards=defers,
         )
+
+
+def _forget_conds() -> None:
+    """Let torch trace each `torch.cond` anew: what it kept of an export with fixed sizes would fix sizes."""
+    for code in torch.cond.__code__.co_consts:
+        if isinstance(code, CodeType):
+            torch._dynamo.reset_code(code)  # type: ignore[attr-defined]
 
 
 def _with_assertions(

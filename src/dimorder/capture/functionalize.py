@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from dimorder.graph.branches import COND
 from dimorder.graph.exported import copy_graph, replace_parts, state_of
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
@@ -95,8 +96,12 @@ def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> 
 def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return True  # computed from sizes
+    if node.op == "get_attr":  # the graph of a branch
+        branch = getattr(node.graph.owning_module, str(node.target))
+        called = (each for each in branch.graph.nodes if each.op in ("call_function", "get_attr"))
+        return all(_is_functional(each, operators) for each in called)
     if not isinstance(node.target, torch._ops.OpOverload):
-        return node.target is operator.getitem
+        return node.target in (operator.getitem, COND)
     if node.target in _NORMS and node.args[3] is not None and node.args[5]:
         return False  # on the input's statistics it writes the running ones, which no schema says
     is_known = node.target in operators or not _is_composite(node.target)

@@ -114,8 +114,8 @@ def _constant(module: GraphModule, node: Node) -> Any:
 
 
 def _names_a_type(node: Node) -> bool:
-    """Return whether a call has an argument that is a type, such as a cast."""
-    if node.op != "call_function":
+    """Return whether a call has an argument that is a type, such as a cast, or branches with such calls."""
+    if not isinstance(node.target, torch._ops.OpOverload):
         return True
     given = bound(node.target, node.args, node.kwargs)
     return any(isinstance(each, torch.dtype) for each in given.values())

@@ -12,11 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import is_static
-from dimorder.graph.nodes import operator_at
+from dimorder.graph.nodes import operator_at, tensors_in
 from dimorder.graph.tracing import is_random
 
 _EXPORTABLE = "make the module exportable, and check --input shapes"
@@ -52,18 +53,45 @@ _BY_DATA = (
 def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
     """Return what was found, and what to do, for a node that has no normal form; else None."""
     value = node.meta.get("val")
-    if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
-        return _CONTROL_FLOW.get(str(node.target), ("control flow", "decide it before the export"))
+    found = _by_data(node)
+    if found is not None:
+        return found
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return "a number that is read out of a tensor", "keep it a tensor, or make it a constant"
     sizes: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
-    dynamic = [size for size in sizes if isinstance(size, torch.SymInt)]
-    if any(map(free_unbacked_symbols, dynamic)):
-        return (
-            f"a result whose size the data decide: ({', '.join(map(str, sizes))})",
-            "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
-        )
+    dynamic = any(isinstance(size, torch.SymInt) for size in sizes)
     return (f"symbolic shape {tuple(sizes)}", "export with static shapes") if dynamic else None
+
+
+def refuse_control_flow(program: ExportedProgram) -> None:
+    """Refuse a program with dynamic sizes if it has control flow other than a `torch.cond` of known sizes."""
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            reason = _by_sizes(node) or _by_data(node)
+            if reason is not None:
+                raise UnsupportedError(operator_at(node), *reason)
+
+
+def _by_sizes(node: torch.fx.Node) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if dynamic sizes choose a branch of `torch.cond`."""
+    choice = node.args[0]
+    if not isinstance(choice, torch.fx.Node) or isinstance(choice.meta.get("val"), torch.Tensor):
+        return None
+    return "control flow with symbolic sizes", "decide it before export, or fix the sizes"
+
+
+def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if data decide what a node computes or how large it is."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
+        return _CONTROL_FLOW.get(str(node.target), ("control flow", "decide it before the export"))
+    for value in tensors_in(node.meta.get("val")):
+        sizes: list[Any] = [*value.shape]
+        if any(free_unbacked_symbols(size) for size in sizes if not isinstance(size, int)):
+            return (
+                f"a result whose size the data decide: ({', '.join(map(str, value.shape))})",
+                "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
+            )
+    return None
 
 
 def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
@@ -86,7 +114,7 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
     reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
-    known = _unknown_class(reason) or _violated(message)
+    known = _unknown_class(reason) or _violated(message) or _computed_size(message)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
 
@@ -114,6 +142,16 @@ def _violated(text: str) -> tuple[str, str] | None:
     fixes = ", ".join(itertools.takewhile(bool, after)) or "narrow the range, or fix the size"
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f"{reasons[0]}{more}", f"give sizes that the network takes: {fixes}"
+
+
+def _computed_size(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if torch does not know the strides of a branch's result."""
+    if "one of cond's output stride is not" not in text:
+        return None
+    return (
+        "a branch of torch.cond whose result has a size that is computed from a dynamic size",
+        "return it flat, as x.flatten(), and give it its shape after torch.cond",
+    )
 
 
 def _unknown_class(reason: str) -> tuple[str, str] | None:

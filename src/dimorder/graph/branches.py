@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
 
 COND = torch.ops.higher_order.cond
 
@@ -15,8 +17,8 @@ COND = torch.ops.higher_order.cond
 class Branches:
     """The two graphs of a `torch.cond`, callable as one operator.
 
-    Both graphs take the same operands and return results of the same shapes and types. On meta tensors the
-    call runs `yes`.
+    Both graphs take the same operands and return results of the same shapes and types, at all sizes. Two
+    calls are equal if they have the same graphs. On meta tensors a call runs `yes`.
 
     >>> yes = torch.fx.symbolic_trace(lambda x: (x + 1,))
     >>> Branches(yes, torch.fx.symbolic_trace(lambda x: (x * 2,)))(torch.tensor(False), torch.ones(2))
@@ -27,15 +29,26 @@ class Branches:
 
     def __init__(self, yes: GraphModule, no: GraphModule) -> None:
         self.yes, self.no = yes, no
-        self.__name__ = f"cond_{id(self)}"  # # the name in the code that torch writes from a graph
+        self.__name__ = f"cond_{id(yes)}_{id(no)}"  # the name in the code that torch writes from a graph
 
     def __call__(self, choice: Tensor, *operands: Tensor) -> Any:
         if choice.is_meta:
-            return self.yes(*operands)
-        return COND(choice, self.yes, self.no, operands)
+            return _without_data(self.yes, operands)
+        return COND(*self.call_args((choice, *operands)))
+
+    def call_args(self, args: Sequence[Any]) -> tuple[Any, GraphModule, GraphModule, tuple[Any, ...]]:
+        """Return the arguments of a call as torch's own `cond` takes them."""
+        choice, *operands = args
+        return choice, self.yes, self.no, tuple(operands)
 
     def __str__(self) -> str:
         return "cond"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Branches) and (self.yes, self.no) == (other.yes, other.no)
+
+    def __hash__(self) -> int:
+        return hash((self.yes, self.no))
 
     def write_call(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
         """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`."""
@@ -50,7 +63,7 @@ class Branches:
 def branches(node: Node) -> tuple[Branches, tuple[Any, ...]]:
     """Return the branches of a `torch.cond` in an exported program, and the arguments to call them with."""
     choice, *_, operands = node.args
-    return Branches(*_graphs(node)), (choice, *operands)  # type: ignore[misc]
+    return Branches(*graphs_of(node)), (choice, *operands)  # type: ignore[misc]
 
 
 def has_branches(graph: Graph) -> bool:
@@ -64,11 +77,22 @@ def is_static(node: Node) -> bool:
         return False
     return not any(
         isinstance(each.target, torch._ops.HigherOrderOperator)
-        for graph in _graphs(node)
+        for graph in graphs_of(node)
         for each in graph.graph.nodes
     )
 
 
-def _graphs(node: Node) -> Iterator[GraphModule]:
+def graphs_of(node: Node) -> Iterator[GraphModule]:
+    """Yield the two graphs of a `torch.cond` in an exported program."""
     root: Any = node.graph.owning_module
     return (getattr(root, str(each.target)) for each in node.args[1:3])  # type: ignore[union-attr]
+
+
+def _without_data(branch: GraphModule, operands: Sequence[Any]) -> Any:
+    """Return the results of a branch on meta tensors. A branch may write tensors on the CPU of its own."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = pytree.tree_map_only(Tensor, lambda x: torch.empty_like(x, device="cpu"), operands)
+        results = branch(*given)
+    return pytree.tree_map_only(
+        Tensor, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), results
+    )

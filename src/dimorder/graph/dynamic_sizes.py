@@ -195,7 +195,7 @@ def dynamic_calls(graphs: Sequence[Graph]) -> dict[Node, DynamicCall]:
         raise DynamicSizeError("the number of operators", rows[-1][0] if rows else None)
     calls = {}
     for row in rows:
-        if len({(node.op, str(node.target)) for node in row}) > 1:
+        if len({(node.op, node.target) for node in row}) > 1:
             raise DynamicSizeError(" or ".join(dict.fromkeys(str(node.target) for node in row)), row[0])
         try:
             args, kwargs = merge_numbers([(node.args, node.kwargs) for node in row], first)

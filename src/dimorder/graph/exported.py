@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches, has_branches
-from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.interpreter import GraphRun, GraphWithTensors
 from dimorder.graph.nodes import call_after, copy_meta, replace_node, set_value
 from dimorder.graph.tracing import predict
 
@@ -253,16 +253,6 @@ def own_module(program: ExportedProgram) -> GraphModule:
     return module
 
 
-class GraphWithTensors(torch.nn.Module):
-    """A graph and the tensors that it reads, for a `GraphRun`."""
-
-    def __init__(self, graph: Graph, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        self.graph = graph
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-
-
 def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModule:
     """Return the program for a `GraphRun`, which takes its tensors one after another.
 
@@ -292,7 +282,7 @@ def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModu
         copy_meta(copies[node], node)
     graph.output(graph.graph_copy(program.graph, copies))
     keep_names(graph, program.graph)
-    return GraphWithTensors(graph, constants)
+    return GraphWithTensors(graph, constants, dict(program.graph_module.named_children()))
 
 
 def replace_parts(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
+from dimorder.graph.branches import COND, Branches
 from dimorder.graph.nodes import tensors_in
 
 
@@ -100,13 +102,39 @@ class GraphRun:
         return value
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator, or of a submodule by its name."""
+        """Return the result of an operator, of a submodule by its name, or of one branch of `torch.cond`."""
+        if isinstance(target, Branches):
+            target, args = COND, target.call_args(args)
+        if target is COND:
+            choice, yes, no, operands = args
+            return self.branch_run(yes if choice else no).run(*operands)
         called = self.module.get_submodule(target) if isinstance(target, str) else target
         return called(*args, **kwargs)
+
+    def branch_run(self, branch: Module) -> GraphRun:
+        """Return the run of a branch."""
+        return GraphRun(branch)
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         """Return the result of a node as its readers get it; `operands` are the values that it read."""
         return result
+
+
+class GraphWithTensors(Module):
+    """A graph with the tensors and the branches that it reads, for a `GraphRun`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Mapping[str, torch.Tensor],
+        branches: Mapping[str, Module] = MappingProxyType({}),
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+        for name, branch in branches.items():
+            self.add_module(name, branch)
 
 
 def arguments(node: Node, operands: Mapping[Node, Any]) -> tuple[Any, Any]:

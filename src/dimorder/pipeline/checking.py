@@ -11,7 +11,13 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.capture.captured import Captured
-from dimorder.capture.force_cond_branches import Choices, branch_choices, force_captured, force_physical
+from dimorder.capture.force_cond_branches import (
+    Choices,
+    branch_choices,
+    force_captured,
+    force_exported,
+    force_physical,
+)
 from dimorder.clock import Progress, report_each
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
@@ -61,20 +67,21 @@ class Checks:
             VerificationError: if an output is farther off than rounding explains.
         """
         what = f"the physical program for {planned.target}"
-        run, buffers = None, planned.extracted.buffers
-        if self.source.sizes is not None:
-            run, buffers = as_function(physical.program), ()
+        is_dynamic = self.source.sizes is not None
+        buffers = () if is_dynamic else planned.extracted.buffers
         errors = []
-        for check in report_each(self._checks(planned.contract), "verify", self.progress):
-            program = _forced(physical.program, planned, check.choices)
-            try:
-                errors.append(check.trial.compare_program(program, what + check.at, run, buffers))
-            except VerificationError:
-                selections = self._selections(physical, planned, check)
-                if selections is None:
-                    raise
-                own = as_function(selections.program)
-                errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
+        for choices, checks in self._by_choices(planned.contract, "verify"):
+            program = _forced(physical.program, planned, choices)
+            run = as_function(program) if is_dynamic else None
+            for check in checks:
+                try:
+                    errors.append(check.trial.compare_program(program, what + check.at, run, buffers))
+                except VerificationError:
+                    selections = self._selections(physical, planned, check)
+                    if selections is None:
+                        raise
+                    own = as_function(selections.program)
+                    errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
         return max(errors)
 
     def compare_artifact(
@@ -108,23 +115,25 @@ class Checks:
     def _compare_artifact(
         self, artifact: Artifact, physical: PhysicalProgram, planned: NetworkPlan, target: Target, runs: bool
     ) -> float:
-        errors, started = [0.0], artifact.start() if runs else artifact.reference_run
-        for check in report_each(self._checks(planned.contract), "run", self.progress):
-            emitted, run = artifact, started
-            if check.choices is not None:
-                emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
-                run = emitted.start() if runs else emitted.reference_run
-            what = f"the {target.suffix} that was emitted{check.at}"
-            try:
-                if run is not None:
-                    errors.append(check.trial.compare(run, what, emitted.reference_run if runs else None))
-                for name, other in (emitted.other_runs if runs else {}).items():
-                    errors.append(check.trial.compare_once(other, f"{what}, run by {name}"))
-            except VerificationError:
-                selections = self._selections(physical, planned, check)
-                if selections is None or run is None:
-                    raise
-                errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
+        errors = [0.0]
+        for choices, checks in self._by_choices(planned.contract, "run"):
+            emitted = artifact
+            if choices is not None:
+                emitted = target.emit(_forced(physical.program, planned, choices), planned.contract)
+            run = emitted.start() if runs else emitted.reference_run
+            for check in checks:
+                what = f"the {target.suffix} that was emitted{check.at}"
+                try:
+                    if run is not None:
+                        model = emitted.reference_run if runs else None
+                        errors.append(check.trial.compare(run, what, model))
+                    for name, other in (emitted.other_runs if runs else {}).items():
+                        errors.append(check.trial.compare_once(other, f"{what}, run by {name}"))
+                except VerificationError:
+                    selections = self._selections(physical, planned, check)
+                    if selections is None or run is None:
+                        raise
+                    errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
         return max(errors)
 
     def _selections(
@@ -142,30 +151,36 @@ class Checks:
         eager = max((trial.eager_error for trial in trials if trial.eager_error is not None), default=None)
         return Verified(error, eager, runs, all(trial.input_matters for trial in trials))
 
-    def _checks(self, contract: Contract) -> list[_LabelledTrial]:
+    def _by_choices(
+        self, contract: Contract, step: str
+    ) -> Iterator[tuple[Choices | None, Iterator[_LabelledTrial]]]:
+        """Group the trials by their choices: one program serves all trials of the same choices."""
         if not self.trials:
             self.trials += self._label_trials(contract)
-        return self.trials
+        trials = report_each(self.trials, step, self.progress)
+        return itertools.groupby(trials, key=lambda trial: trial.choices)
 
     def _label_trials(self, contract: Contract) -> Iterator[_LabelledTrial]:
         model, sizes, program = self.source.model, self.source.sizes, self.variants[0].program
-        if sizes is not None:
-            points, at_points = sizes.verification_points, list[Captured]()
-            for i, point in enumerate(report_each(points, "running the network", self.progress)):
-                trial = self._trial_at(point, sizes, contract, repeats=i == 0)
-                at_points.append(trial.program)
-                yield _LabelledTrial(trial, f", at {format_point(point)}")
-            if program.state:
-                calls = list(itertools.islice(itertools.cycle(at_points), max(CALLS, len(points))))
-                trial = trial_of_calls(model, self.source.as_called(program), contract, calls)
-                yield _LabelledTrial(trial, ", with other sizes in each call")
+        if sizes is None:
+            yield _LabelledTrial(trial_of(model, program, contract))
+            for choices in branch_choices(program.exported):
+                forced = force_captured(program, choices)
+                trial = trial_of(forced.exported, forced, contract)
+                yield _LabelledTrial(trial, ", with forced branches", choices)
             return
-        yield _LabelledTrial(trial_of(model, program, contract))
-        for choices in branch_choices(program.exported):
-            forced = force_captured(program, choices)
-            yield _LabelledTrial(
-                trial_of(forced.exported, forced, contract), ", with forced branches", choices
-            )
+        points, at_points = sizes.verification_points, list[Captured]()
+        for i, point in enumerate(report_each(points, "running the network", self.progress)):
+            trial = self._trial_at(point, sizes, contract, repeats=i == 0)
+            at_points.append(trial.program)
+            yield _LabelledTrial(trial, f", at {format_point(point)}")
+        if program.state:
+            calls = list(itertools.islice(itertools.cycle(at_points), max(CALLS, len(points))))
+            trial = trial_of_calls(model, self.source.as_called(program), contract, calls)
+            yield _LabelledTrial(trial, ", with other sizes in each call")
+        for choices, point in itertools.product(branch_choices(sizes.exported), points):
+            trial = self._forced_trial_at(point, sizes, contract, choices)
+            yield _LabelledTrial(trial, f", with forced branches, at {format_point(point)}", choices)
 
     def _trial_at(self, point: Point, sizes: SymbolicProgram, contract: Contract, repeats: bool) -> Trial:
         """Return the trial of a network at a point.
@@ -185,6 +200,18 @@ class Checks:
         except UnsupportedError:
             sizes.require(point)  # it says which operator does not accept these sizes
             raise
+
+    def _forced_trial_at(
+        self, point: Point, sizes: SymbolicProgram, contract: Contract, choices: Choices
+    ) -> Trial:
+        """Return the trial of a network at a point, with forced choices of each `torch.cond`."""
+        like = self.variants[0].program
+        if is_quantized(like.module):
+            forced = force_captured(capture_at(sizes, point, self.request), choices)
+            return QuantizedTrial(forced.exported, forced, contract)
+        exported = force_exported(sizes.at(point), choices)
+        program = replace(like, examples=sizes.inputs_at(point), exported=exported)
+        return Trial(exported, program, contract)
 
 
 def _compare_selected(

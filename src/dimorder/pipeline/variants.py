@@ -19,7 +19,6 @@ from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.clock import Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.graph.branches import has_branches
 from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
 from dimorder.ops.quantization import is_quantized
@@ -123,7 +122,7 @@ def make_variants(
     for point, program, own in zip(points, programs, targets, strict=True):
         _require_state(program, own)
         if sizes is not None:
-            _require_plain(program, own)
+            _require_integers(program, own)
         chosen, types = _quantized_target(program, own, request.types)
         program = set_boundary_types(program, *types)
         contract = make_contract(program, *request.orders, chosen.files.channels_last)
@@ -203,14 +202,12 @@ def _sized_targets(
     return [replace(target, capabilities=replace(each, **changes)) for each in sized]
 
 
-def _require_plain(program: Captured, target: Target) -> None:
-    """Refuse what a program with dynamic sizes cannot have: branches, and some integers."""
-    fix = "lower one program for each size"
+def _require_integers(program: Captured, target: Target) -> None:
+    """Refuse integers in a program with dynamic sizes if the target has such programs of floats alone."""
     if is_quantized(program.module) and (target.dynamic is None or not target.dynamic.integers):
         found = f"symbolic sizes, which target {target.name} has for networks of floats"
-        raise UnsupportedError("a quantised network", found, f"{fix}, or choose target xnnpack or litert")
-    if has_branches(program.module.graph):
-        raise UnsupportedError("torch.cond", "symbolic sizes, with branches that data choose", fix)
+        fix = "lower one program for each size, or choose target xnnpack or litert"
+        raise UnsupportedError("a quantised network", found, fix)
 
 
 def _require_state(program: Captured, target: Target) -> None:

@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.capture.export import arguments, clone_repeated_tensors, export
+from dimorder.capture.refusals import refuse_control_flow
 from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
 from dimorder.errors import UsageError
@@ -36,6 +37,7 @@ def export_symbolic(
 
     Raises:
         UsageError: if a size has no upper bound, or is not a multiple of a symbol.
+        UnsupportedError: if data decide sizes, or control flow other than `torch.cond`.
 
     >>> batch = Dim("N", min=1, max=16)
     >>> found = export_symbolic(torch.nn.ReLU(), (torch.ones(2, 3),), None, ({0: batch},))
@@ -59,6 +61,7 @@ def export_symbolic(
     exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
     if not _has_symbols(exported):
         return None
+    refuse_control_flow(exported)
     if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
         exported = exported.run_decompositions({})
     call = (args, kwargs or {}) if args or kwargs else exported.example_inputs

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import RESIZES, VALUE, drop_meta, operator_at, operator_name, set_meta, set_value
+from dimorder.graph.nodes import RESIZES, VALUE, drop_meta, operator_at, set_meta, set_value
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
@@ -65,10 +65,8 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         elif node.op == "call_function":
             value = point.value_of(node)
             value = _run(node, known, sizes) if value is None else value
-        elif node.op == "get_attr":
-            place = " and ".join(operator_at(user) for user in node.users)
-            found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
-            raise UnsupportedError(place or operator_name(node), found, fix)
+        elif node.op == "get_attr":  # a branch, which has its sizes from its operands
+            value = None
         else:
             drop_meta(node, VALUE)  # a loaded program has symbolic values here
             continue
@@ -85,9 +83,7 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         raise UnsupportedError("output", found, "return tensors: their shapes tell their sizes")
     args, kwargs = pytree.tree_unflatten(list(leaves), exported.call_spec.in_spec)
     call = (tuple(args), dict(kwargs))
-    return replace_parts(
-        exported, root=torch.nn.Module(), graph=graph, range_constraints={}, example_inputs=call
-    )
+    return replace_parts(exported, graph=graph, range_constraints={}, example_inputs=call)
 
 
 def shapes_at(exported: ExportedProgram, inputs: Sequence[Any]) -> Callable[[Node], tuple[int, ...]]:
@@ -157,6 +153,8 @@ def require_accepted(program: ExportedProgram, sizes: str) -> None:
     for node in program.graph.nodes:
         if node.op == "placeholder":
             known[node] = node.meta.get(VALUE)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):  # its branches are not looked into
+            known[node] = node.meta[VALUE]
         elif node.op == "call_function":
             known[node] = _run(node, known, sizes)
 

@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
@@ -86,7 +87,9 @@ class SymbolicProgram:
     def output_shapes(self) -> list[tuple[Size, ...]]:
         """Return the shapes of the tensors among the outputs, with dynamic sizes by name."""
         results: Any = self.exported.graph.output_node().args[0]
-        return self._named([node for node in results if isinstance(node, Node)])
+        specs = self.exported.graph_signature.output_specs
+        own = (n for n, spec in zip(results, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT)
+        return self._named([node for node in own if isinstance(node, Node)])
 
     @property
     def corners(self) -> list[Point]:

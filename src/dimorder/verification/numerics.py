@@ -100,6 +100,9 @@ class NoisyRun(GraphRun):
         super().__init__(module)
         self.generator = torch.Generator().manual_seed(seed)
 
+    def branch_run(self, branch: Module) -> GraphRun:
+        return NoisyRun(branch)
+
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call(target, args, kwargs)
         if not isinstance(result, Tensor) or not result.is_floating_point():
@@ -147,6 +150,9 @@ class Float64Run(GraphRun):
 
     def constant(self, value: Any) -> Any:
         return _wide(value)
+
+    def branch_run(self, branch: Module) -> GraphRun:
+        return Float64Run(branch)
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is FAKE_QUANTIZE_DYNAMIC:

@@ -25,8 +25,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from dimorder.graph.exported import GraphWithTensors
-from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.interpreter import GraphRun, GraphWithTensors
 from dimorder.ops.quantization import is_dynamic
 from dimorder.sizes.specialize_shapes import shapes_at
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
