@@ -182,6 +182,7 @@ def test_each_implementation_of_the_table_is_taken_by_some_plan() -> None:
     assert missing == {"aten.permute.default/same memory"}
 
 
+@pytest.mark.slow
 def test_an_implementation_emits_what_it_declares() -> None:
     """Over all networks, orders and plans: nothing else, and each of them."""
     emitted: dict[tuple[Any, str], set[Any]] = defaultdict(set)
