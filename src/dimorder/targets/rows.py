@@ -45,6 +45,11 @@ def reduced_dims(given: Any, rank: int) -> set[int]:
     return {d % rank for d in given} if given and rank else set(range(rank))
 
 
+def reduced_by(a: Arguments) -> set[int]:
+    """Return the dimensions that a call reduces; some operators have no argument for them."""
+    return reduced_dims(getattr(a, "dim", None), len(a.self.shape))
+
+
 def unfit_softmax(a: Arguments) -> str | None:
     """Return that a softmax is not over the last dimension, or None."""
     rank = a.self.meta["val"].ndim

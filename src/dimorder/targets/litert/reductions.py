@@ -18,7 +18,7 @@ from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import reduced_dims, unfit_matrices, unfit_softmax
+from dimorder.targets.rows import reduced_by, unfit_matrices, unfit_softmax
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -112,10 +112,6 @@ def _merged(w: LiteRtWriter, x: LiteRtValue, dims: Collection[int]) -> tuple[Lit
     return w.reshape(x, sizes), {i for i, run in enumerate(runs) if run[0] in dims}
 
 
-def _dims(a: Arguments) -> set[int]:
-    return reduced_dims(getattr(a, "dim", None), len(a.self.shape))
-
-
 def _reduction(
     kind: str, dtype: torch.dtype | None = None
 ) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
@@ -123,7 +119,7 @@ def _reduction(
 
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         x = cast(w, w.dense(a.self), dtype or a.dtype)
-        return w.reshape(reduce(w, kind, x, _dims(a)), a.shape)
+        return w.reshape(reduce(w, kind, x, reduced_by(a)), a.shape)
 
     return build
 
@@ -135,7 +131,7 @@ def _sum(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """
     if w.in_integers is None:
         return _reduction("SUM")(w, a)
-    x, dims = w.dense(a.self), _dims(a)
+    x, dims = w.dense(a.self), reduced_by(a)
     count = math.prod(x.shape[d] for d in dims)
     assert x.of is not None
     more = w.rescaled(x, replace(x.of, scale=x.of.scale * count), factor=count)

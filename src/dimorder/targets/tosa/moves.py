@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from dimorder.targets.graph_writer import join_in_steps
-from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type, whole
+from dimorder.targets.rows import clone, paddings, permute, view
+from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.pointwise import cast
 from dimorder.targets.tosa.writer import MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
@@ -108,19 +109,6 @@ def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def _clone(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
-    return w.transposed(a.self) if is_conversion(a) else a.self
-
-
-def _permute(w: TosaWriter, a: Arguments) -> View[TosaValue]:
-    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
-    return source.permute([d % len(source.order) for d in a.dims])
-
-
-def _view(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
-    return a.self if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
-
-
 def _expand(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     return tile(w, w.reshape(x, (1,) * (len(a.shape) - len(x.shape)) + x.shape), a.shape)
@@ -146,14 +134,6 @@ def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
     return pad(w, x, *paddings(a.pad, len(x.shape)), getattr(a, "value", None) or 0)
 
 
-def paddings(given: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
-    """Return the padding before and after each dimension; torch lists the last one first."""
-    before, after = [0] * rank, [0] * rank
-    for i in range(len(given) // 2):
-        before[-1 - i], after[-1 - i] = given[2 * i], given[2 * i + 1]
-    return before, after
-
-
 def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     for dim in (dim % len(a.shape) for dim in a.dims):
@@ -171,8 +151,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.constant_pad_nd.default: Row(_constant_pad, halves=is_of_one_type),
         aten.expand.default: Row(_expand, halves=is_of_one_type),
         aten.flip.default: Row(_flip, halves=is_of_one_type),
-        aten.permute.default: Row(_permute, halves=is_of_one_type),
-        aten.view.default: Row(_view, halves=is_of_one_type),
-        aten.clone.default: Row(_clone, halves=is_of_one_type),
+        aten.permute.default: Row(permute, halves=is_of_one_type),
+        aten.view.default: Row(view, halves=is_of_one_type),
+        aten.clone.default: Row(clone, halves=is_of_one_type),
     }
 )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.rows import reduced_by
 from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, accumulator_type
@@ -105,22 +106,15 @@ def normalize(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) ->
     return mul(w, centred, w.elementwise("RSQRT", add(w, variance, eps)))
 
 
-def reduced_dims(a: Arguments) -> set[int]:
-    """Return the dimensions that a call reduces: all if it names none, and none for a scalar."""
-    rank, given = len(a.self.shape), getattr(a, "dim", None)
-    given = [given] if isinstance(given, int) else given
-    return {d % rank for d in given} if given and rank else set(range(rank))
-
-
 def _reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        return w.reshape(reduce(w, kind, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_dims(a)), a.shape)
+        return w.reshape(reduce(w, kind, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_by(a)), a.shape)
 
     return build
 
 
 def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
-    return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_dims(a)), a.shape)
+    return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_by(a)), a.shape)
 
 
 def arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
@@ -149,20 +143,20 @@ def check_arg(a: Arguments) -> str | None:
 def _softmax(w: TosaWriter, a: Arguments) -> TosaValue:
     """Return exp(x - max) / sum."""
     raised = w.elementwise("EXP", _shifted(w, a))
-    total = reduce(w, "REDUCE_SUM", raised, reduced_dims(a))
+    total = reduce(w, "REDUCE_SUM", raised, reduced_by(a))
     return mul(w, raised, w.elementwise("RECIPROCAL", total))
 
 
 def _log_softmax(w: TosaWriter, a: Arguments) -> TosaValue:
     """Return x - max - log(sum(exp(x - max)))."""
     shifted = _shifted(w, a)
-    total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), reduced_dims(a))
+    total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), reduced_by(a))
     return w.elementwise("SUB", shifted, w.elementwise("LOG", total))
 
 
 def _shifted(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
-    return w.elementwise("SUB", x, reduce(w, "REDUCE_MAX", x, reduced_dims(a)))
+    return w.elementwise("SUB", x, reduce(w, "REDUCE_MAX", x, reduced_by(a)))
 
 
 def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:

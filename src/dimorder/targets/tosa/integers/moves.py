@@ -14,6 +14,7 @@ from dimorder.graph.quantized import level_of
 from dimorder.graph.tracing import HALVES
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import MOVE
+from dimorder.targets.rows import paddings
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.calls import changed
@@ -79,7 +80,7 @@ def _pad(w: W, a: Arguments) -> Any:
 
 
 def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
-    return moves.pad(w, x, *moves.paddings(a.pad, len(x.shape)), fill)
+    return moves.pad(w, x, *paddings(a.pad, len(x.shape)), fill)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.ops.dialect import OPS as dimorder
+from dimorder.targets.rows import reduced_by
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
@@ -29,7 +30,6 @@ from dimorder.targets.tosa.integers.numbers import (
 from dimorder.targets.tosa.integers.pointwise import scale_by
 from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
 from dimorder.targets.tosa.integers.sums import as_sum, multiply
-from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -37,11 +37,11 @@ W = IntegerWriter
 
 
 def _sum(w: W, a: Arguments) -> Accumulator:
-    return _summed(w, numbers(w, a.self), reduced_dims(a), a.shape)
+    return _summed(w, numbers(w, a.self), reduced_by(a), a.shape)
 
 
 def _mean(w: W, a: Arguments) -> Numbers:
-    dims = reduced_dims(a)
+    dims = reduced_by(a)
     count = math.prod(a.self.shape[d] for d in dims)
     return scale_by(w, _summed(w, numbers(w, a.self), dims, a.shape), 1 / count)  # type: ignore[return-value]
 
