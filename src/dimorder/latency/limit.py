@@ -28,7 +28,7 @@ from dimorder.errors import DimorderError
 from dimorder.graph.elements import Elements
 from dimorder.latency.runtimes import Given, ours
 from dimorder.latency.timing import Invocation
-from dimorder.ops.convolution_kernels import read_taps
+from dimorder.ops.convolution_taps import read_taps
 from dimorder.ops.table import elements_of
 
 _LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of linears

@@ -42,7 +42,7 @@ class Capabilities:
             and of its operands.
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
         own_implementations: Implementations that only this target has, by the operator. Each takes
-            an order of the other implementations, and comes after them.
+            an order of the other implementations, and comes before those of that order.
         split_channels: The fewest channels per slice for which a linear whose result is only sliced is
             split into one linear per slice. None means that a slice takes no time.
         heads: The attention heads for which a matmul per head is as fast as one matmul of all channels.

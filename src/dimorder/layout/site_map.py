@@ -137,14 +137,19 @@ class _Mapper:
         return Site(self.buffers[found.buffer].root, "state", reads, (found,), tokens)
 
     def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:
-        """Return the implementations of a call that run on the target, each with its order."""
+        """Return the implementations of a call that run on the target, each with its order.
+
+        Those that only this target has come first among those of one order.
+        """
         known, name = implementations(call, relation), operator_name(call)
         pairs = list(zip(known, relation.forms, strict=True))
         listed = [pair for pair in pairs if len(known) == 1 or f"{name}/{pair[0].name}" in self.listed]
         orders = {implementation.form: form for implementation, form in pairs}
         own = self.own.get(name, ())
         added = [(each, orders[each.form]) for each in own if relation.kind != "opaque"]
-        return [(each, form) for each, form in (*listed, *added) if each.applies(call)]
+        forms = list(dict.fromkeys(form for _, form in (*listed, *added)))
+        by_order = sorted((*added, *listed), key=lambda pair: forms.index(pair[1]))
+        return [(each, form) for each, form in by_order if each.applies(call)]
 
     def _root_tensors(self) -> dict[torch.fx.Node, AxedTensor]:
         """Return the axes of each input, which all uses see alike; without uses, its dimensions are whole."""

@@ -17,16 +17,15 @@ from dimorder.ops.convolution_kernels import (
     Convolution,
     depth_by_taps,
     has_many_taps,
-    has_outer_taps,
     has_phases,
     has_quantized_phases,
     is_deep,
     is_deep_transposed,
     transposed_depth_by_taps,
     transposed_in_phases,
-    without_outer_taps,
     write_depthwise_in_parts,
 )
+from dimorder.ops.convolution_taps import has_outer_taps, without_outer_taps
 from dimorder.ops.dialect import OPS
 from dimorder.ops.indexed import pad
 from dimorder.ops.moves import squeeze, unsqueeze

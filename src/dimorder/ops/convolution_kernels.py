@@ -15,7 +15,7 @@ import torch
 
 from dimorder.graph.nodes import args_of
 from dimorder.graph.quantized import Scaled
-from dimorder.graph.tracing import max_shape_of, shape_of
+from dimorder.graph.tracing import shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.relation import Token
@@ -134,8 +134,8 @@ def write_depthwise_in_parts(c: Call, most_taps: int) -> None:
     def parts() -> Iterator[torch.fx.Node]:
         for i, j in itertools.product(range(down), range(across)):
             part = conv.weight[:, i::down, j::across]
-            rows = _part_padding(i, down, height, part.shape[1], conv.dilation[0], conv.padding[0])
-            columns = _part_padding(j, across, width, part.shape[2], conv.dilation[1], conv.padding[1])
+            rows = part_padding(i, down, height, part.shape[1], conv.dilation[0], conv.padding[0])
+            columns = part_padding(j, across, width, part.shape[2], conv.dilation[1], conv.padding[1])
             yield conv.write(
                 c,
                 _cropped(c, x, size, [rows, columns]),
@@ -265,66 +265,12 @@ def cuts_phases(node: torch.fx.Node) -> list[bool]:
     return cuts
 
 
-def without_outer_taps(c: Call) -> None:
-    """Lower a convolution without the first and last taps that read only padding.
-
-    A kernel whose dilation is as large as its image keeps one tap.
-    """
-    conv = Convolution.of(c)
-    weight, padding, taps = conv.weight, list[int](), _inner_taps(c.node)
-    for d, kept in enumerate([range(1)] * (2 - len(taps)) + taps):
-        count = weight.shape[d + 1]
-        weight = weight.narrow(d + 1, kept.start, len(kept))
-        padding += _part_padding(kept.start, 1, count, len(kept), conv.dilation[d], conv.padding[d])
-    c.give(conv.write(c, c.take(0, conv.dims), padding, weight=weight), conv.dims)
-
-
-def _inner_taps(node: torch.fx.Node) -> list[range]:
-    """Return, for each dimension, the taps to keep: without the others, only padding is cropped."""
-    x, weight, _, stride, padding, dilation, *_ = args_of(node)
-    sizes, results, kernel = (shape[2:] for shape in (max_shape_of(x), max_shape_of(node), shape_of(weight)))
-    read = read_taps(sizes, results, kernel, stride, padding, dilation)
-    fewer = [before // apart for before, apart in zip(padding, dilation, strict=True)]
-    return [
-        range(min(taps.start, some), max(taps.stop, count - some))
-        for taps, some, count in zip(read, fewer, kernel, strict=True)
-    ]
-
-
-def read_taps(
-    sizes: Sequence[int],
-    results: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> list[range]:
-    """Return, for each spatial dimension, the range of taps that read more than padding, or of all taps.
-
-    `sizes` are those of the input, `results` those of the result, and `padding` is before the input.
-    """
-    found = []
-    for size, windows, taps, step, before, apart in zip(
-        sizes, results, kernel, stride, padding, dilation, strict=True
-    ):
-        # Each tap's place in the first window, and the first window in which that place can be in the input.
-        first = ((at, max(0, -(at // step))) for at in (tap * apart - before for tap in range(taps)))
-        reads = [window < windows and at + window * step < size for at, window in first]
-        found.append(range(reads.index(True), taps - reads[::-1].index(True)) if any(reads) else range(taps))
-    return found
-
-
-def has_outer_taps(node: torch.fx.Node) -> bool:
-    kernel, transposed = shape_of(args_of(node)[1])[2:], args_of(node)[6]
-    return not transposed and list(kernel) != [len(taps) for taps in _inner_taps(node)]
-
-
 def has_phases(node: torch.fx.Node) -> bool:
     """Return whether a transposed convolution of floats splits into phases that crop no operand."""
     _, weight, _, stride, padding, *_ = args_of(node)
     taps = shape_of(weight)[2:]
     enough = all(left <= size - step for size, step, left in zip(taps, stride, padding, strict=True))
-    return enough and not _is_scaled(weight) and _splits_into_phases(node)
+    return enough and not is_scaled(weight) and _splits_into_phases(node)
 
 
 def has_quantized_phases(node: torch.fx.Node) -> bool:
@@ -332,10 +278,10 @@ def has_quantized_phases(node: torch.fx.Node) -> bool:
     x, weight, _, stride, padding, *_ = args_of(node)
     sizes = zip(shape_of(x)[2:], shape_of(node)[2:], stride, padding, strict=True)
     whole = all(math.ceil(new / step) + left // step >= old for old, new, step, left in sizes)
-    return whole and _is_scaled(weight) and _splits_into_phases(node)
+    return whole and is_scaled(weight) and _splits_into_phases(node)
 
 
-def _is_scaled(weight: torch.fx.Node) -> bool:
+def is_scaled(weight: torch.fx.Node) -> bool:
     constant = weight.op == "get_attr"
     return constant and isinstance(getattr(weight.graph.owning_module, str(weight.target)), Scaled)
 
@@ -376,9 +322,7 @@ def _split(height: int, width: int, most_taps: int) -> tuple[int, int]:
     )
 
 
-def _part_padding(
-    first: int, step: int, size: int, taps: int, dilation: int, padding: int
-) -> tuple[int, int]:
+def part_padding(first: int, step: int, size: int, taps: int, dilation: int, padding: int) -> tuple[int, int]:
     """Return the padding before and after a kernel of every `step`-th of `size` taps; negative is a crop."""
     last = first + (taps - 1) * step
     return padding - first * dilation, padding - (size - 1 - last) * dilation
