@@ -22,7 +22,6 @@ REFUSED = {
     "xnnpack": _BITS,
     "tosa": {
         **{name: operator.removesuffix(".default") for name, operator in _BITS.items()},
-        **dict.fromkeys(("segments", "counts", "places that are written"), "TOSA has no aten.cumsum.default"),
         **dict.fromkeys(("singular values", "eigenvalues of symmetric matrices"), "torch.float64"),
         **dict.fromkeys(("histograms", "powers in float64"), "torch.float64"),
     },

@@ -124,11 +124,11 @@ OPERATORS: dict[str, Case] = {
         "the integer 2147483648, which is beyond INT32",
     ),
     "an operator that TOSA lacks": (
-        lambda x: x.cumsum(1),
-        (r(3, 70),),
+        lambda x: torch.signbit(x),
+        (r(3, 7),),
         (),
-        "aten.cumsum",
-        "TOSA has no aten.cumsum.default",
+        "aten.signbit",
+        "TOSA has no aten.signbit.default",
     ),
 }
 

@@ -68,7 +68,7 @@ def is_uneven(node: Node) -> bool:
 
 
 def dynamic_dims(node: Node) -> tuple[int, ...]:
-    """Return which dimensions of the operand of a reduction or contraction have dynamic sizes."""
+    """Return which dimensions of a call's operand have dynamic sizes, if it computes along dimensions."""
     dims: tuple[int, ...] = node.meta.get(DYNAMIC, ())
     return dims
 

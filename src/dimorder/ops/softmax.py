@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
-from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.graph.nodes import args_of, dynamic_dims
+from dimorder.graph.tracing import HALVES, Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
@@ -88,13 +88,16 @@ def _cumulative(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), dims[0], *args_of(c.node)[2:], **c.node.kwargs), groups)
 
 
-def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
+def _by_doubling(combine: Any, neutral: int) -> Callable[[Call], None]:
     """Return the lowering of a running sum or product: steps combine elements 1, 2, 4, … places apart."""
 
     def lower(c: Call) -> None:
         c.compute_in_float32()
         groups, (dim,) = c.apart("k", together=True)
         y, size, shift = c.take(0, groups), c.size(0, groups[dim]), 1
+        dtype = dtype_of(c.node)
+        if dtype not in HALVES and dtype != dtype_of(args_of(c.node)[0]):
+            y = c.b.call(aten._to_copy.default, y, dtype=dtype)
         while shift < size:
             pads = [0, 0] * (len(groups) - 1 - dim) + [shift, 0]
             before = c.b.call(aten.constant_pad_nd.default, c.b.slice(y, dim, 0, size - shift), pads, neutral)
@@ -105,15 +108,35 @@ def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
     return lower
 
 
-MAX_DOUBLED = 64  # elements of a running sum: all of them move log2(elements) times
+def by_doubling(
+    combine: Any, neutral: int, applies: Callable[[torch.fx.Node], bool] = lambda node: True
+) -> Implementation:
+    """Return the implementation of a running sum or product in log2(elements) steps, each of which moves all.
+
+    A target that has the operator outside lists it as its own, for the calls that `applies` accepts.
+    """
+    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine, aten._to_copy.default)
+    return Implementation(
+        "by doubling",
+        "*",
+        _by_doubling(combine, neutral),
+        parts,
+        lambda node: _has_steps(node) and applies(node),
+    )
 
 
-def _is_short(node: torch.fx.Node) -> bool:
-    """Return whether a running sum has few elements, of a floating type that it keeps."""
-    x = args_of(node)[0].meta["val"]
-    size = x.shape[args_of(node)[1]] if x.dim() else 1
-    same = node.meta["val"].dtype == x.dtype and x.is_floating_point()
-    return same and 1 < size <= MAX_DOUBLED
+def running_size(node: torch.fx.Node) -> int:
+    """Return how many elements a running sum or product adds up."""
+    shape = shape_of(args_of(node)[0])
+    return shape[args_of(node)[1]] if shape else 1
+
+
+def _has_steps(node: torch.fx.Node) -> bool:
+    """Return whether a running sum has a fixed number of elements, not rounded to half precision first."""
+    x, dim = args_of(node)[:2]
+    fixed = not shape_of(x) or dim % len(shape_of(x)) not in dynamic_dims(node)
+    kept = dtype_of(node) == dtype_of(x) or dtype_of(node) not in HALVES
+    return fixed and kept and running_size(node) > 1
 
 
 def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
@@ -157,12 +180,8 @@ def _plain_running(name: Any) -> Spell:
     return spell
 
 
-def _running(name: Any, combine: Any, neutral: float) -> Operator:
-    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine, aten._to_copy.default)
-    implementations = (
-        Implementation("one dim", "*", _cumulative, (name,)),
-        Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
-    )
+def _running(name: Any, combine: Any, neutral: int) -> Operator:
+    implementations = Implementation("one dim", "*", _cumulative, (name,)), by_doubling(combine, neutral)
     relate, spell = in_index_order(_relate_along, "k"), _plain_running(name)
     return Operator((name,), relate, implementations, spell, plain=("one dim",), elements=Elements.MIXES)
 
@@ -180,8 +199,8 @@ _LOG_BY_HALVES = Implementation(
 OPERATORS = (
     _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),
     _along(aten.log_softmax.int, aten.log.default, *_SUMMED, others=(_LOG_BY_HALVES,)),
-    _running(aten.cumsum.default, aten.add.Tensor, 0.0),
-    _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
+    _running(aten.cumsum.default, aten.add.Tensor, 0),
+    _running(aten.cumprod.default, aten.mul.Tensor, 1),
     spelling(_underscored(aten.softmax.int), aten._softmax.default),
     spelling(_underscored(aten.log_softmax.int), aten._log_softmax.default),
 )

@@ -15,6 +15,7 @@ from dimorder.sizes.size_table import SizeTable
 
 aten = torch.ops.aten
 
+_ALONG_DIMS = (Elements.REDUCES, Elements.MIXES, Elements.CONTRACTS)
 _CUTS = (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default)
 
 
@@ -34,20 +35,16 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
 
 
 def record_dynamic_dims(programs: Sequence[Graph]) -> None:
-    """Note on reductions and contractions which dimensions of the operand have other sizes at other points.
+    """Note on what computes along dimensions which of its operand's have other sizes at other points.
 
     `nodes.dynamic_dims` reads the note.
     """
-    calls = ([n for n in graph.nodes if _contracts(n)] for graph in programs)
+    calls = ([n for n in graph.nodes if elements_of(n.target) in _ALONG_DIMS] for graph in programs)
     for row in zip(*calls, strict=False):
         sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=False)
         dims = tuple(dim for dim, each in enumerate(sizes) if len(set(each)) > 1)
         for node in row:
             set_meta(node, DYNAMIC, dims)
-
-
-def _contracts(node: Node) -> bool:
-    return elements_of(node.target) in (Elements.REDUCES, Elements.CONTRACTS)
 
 
 def record_uneven_cuts(programs: Sequence[Graph]) -> None:

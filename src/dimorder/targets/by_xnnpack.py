@@ -31,6 +31,7 @@ MIN_RUN = 8
 HEADS = HeadLimits(channels=32, most_joined=32)
 # Its matmul packs the right operand, as a transposition would: both take as long for 4 to 64 features.
 _FEW_FEATURES = 16
+_LINEAR = "aten.linear"
 IN_PHASES = "aten.convolution/transposed in phases"
 # XNNPACK computes these too, but no measurement has shown that they save more than they cost.
 _NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
@@ -53,8 +54,10 @@ IMPLEMENTATIONS = (
 )
 # An AVX-512 core multiplies 60 times while it moves 8 bytes.
 _MACS_PER_BYTE = 8
-_OWN_WITH_TWO_DYNAMIC_ROWS = {"aten.convolution": (depthwise_in_parts(PART_TAPS), tap_by_tap(_MACS_PER_BYTE))}
-OWN = {**_OWN_WITH_TWO_DYNAMIC_ROWS, "aten.linear": (few_features_first(_FEW_FEATURES),)}
+OWN = {
+    "aten.convolution": (depthwise_in_parts(PART_TAPS), tap_by_tap(_MACS_PER_BYTE)),
+    _LINEAR: (few_features_first(_FEW_FEATURES),),
+}
 
 
 def sized(
@@ -68,7 +71,9 @@ def sized(
     if resizes_to(varying, graph):
         missing |= _RESIZED_BY_MATMUL
     implementations = tuple(names - missing for names in capabilities.implementations)
-    own = _OWN_WITH_TWO_DYNAMIC_ROWS if has_two_dynamic_rows(varying, graph) else OWN
+    own = dict(capabilities.own_implementations)
+    if has_two_dynamic_rows(varying, graph):
+        own.pop(_LINEAR, None)
     return replace(capabilities, implementations=implementations, own_implementations=own)
 
 

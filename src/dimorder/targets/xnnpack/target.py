@@ -20,6 +20,7 @@ from dimorder.graph.nodes import results
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
+from dimorder.ops.softmax import by_doubling, running_size
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets import by_xnnpack
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
@@ -96,8 +97,19 @@ _IMPLEMENTATIONS = by_xnnpack.IMPLEMENTATIONS | {
     "aten.amax/by halves",
     "aten.amin/by halves",
     "aten.prod.dim_int/by halves",
-    "aten.cumsum/by doubling",
 }
+
+
+# All elements move log2(elements) times, which is slower than the kernel outside for many elements.
+_MOST_DOUBLED = 64
+
+
+def _sums_in_delegate(node: Node) -> bool:
+    """Return whether a running sum is of few floats. ExecuTorch has a kernel outside for others."""
+    return results(node)[0].is_floating_point() and running_size(node) <= _MOST_DOUBLED
+
+
+_OWN = {**by_xnnpack.OWN, "aten.cumsum": (by_doubling(aten.add.Tensor, 0, _sums_in_delegate),)}
 
 
 def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
@@ -146,7 +158,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         wrong_outside,
         (_IMPLEMENTATIONS,),
         MAX_RANK,
-        own_implementations=by_xnnpack.OWN,
+        own_implementations=_OWN,
         split_channels=by_xnnpack.SPLIT_CHANNELS,
         heads=by_xnnpack.HEADS,
         fixed_resizes=True,
