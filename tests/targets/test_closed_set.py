@@ -6,7 +6,7 @@ Everything is found by lowering the targets' cases; only the operators of views 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -35,7 +35,13 @@ from dimorder.targets.tosa.integers.ops import OPERATORS as TOSA_INT
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
 from dimorder.targets.xnnpack.target import target as xnnpack
-from tests.targets import test_tosa_forms, test_tosa_integers, test_tosa_ops, test_xnnpack_ops
+from tests.targets import (
+    test_tosa_forms,
+    test_tosa_integer_indices,
+    test_tosa_integers,
+    test_tosa_ops,
+    test_xnnpack_ops,
+)
 from tests.targets.cases import Case, Net, aten, r
 from tests.targets.halves import halved
 from tests.targets.litert import test_litert_ops
@@ -49,11 +55,11 @@ IN_PARTS = (
     "softmax and log_softmax over two dimensions with another between them",
 )
 FREE = {aten.view.default, aten.permute.default, aten.clone.default}
-TABLES = {
+TABLES: Mapping[str, tuple[Any, ...]] = {
     "xnnpack": (XNNPACK, test_xnnpack_ops),
     "tosa": (TOSA, test_tosa_ops),
     "litert": (LITERT, test_litert_ops),
-    "tosa, integers": (TOSA_INT, test_tosa_integers),
+    "tosa, integers": (TOSA_INT, test_tosa_integers, test_tosa_integer_indices),
 }
 
 # Networks of operators that neither table computes, and of those that only some orders call for.
@@ -96,13 +102,18 @@ def apart(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     return y.unflatten(2, (x.shape[1], x.shape[3])).permute(0, 2, 1, 3)
 
 
+def networks(target: str) -> list[tuple[Any, str]]:
+    """The cases of a table, each with its module."""
+    return [(module, name) for module in TABLES[target][1:] for name in module.CASES]
+
+
 @cache
 def plans() -> tuple[NetworkPlan, ...]:
     """Return the plans of every case for its target, and for torch, which computes any implementation."""
     without_linear = xnnpack(XNNPACK.without("linear", "conv2d_nhwc"))
     cases = {**test_xnnpack_ops.CASES, **test_tosa_ops.CASES, **TORCH}
     return (
-        *(module.lowered(name).plan for _, module in TABLES.values() for name in module.CASES),
+        *(module.lowered(name).plan for target in TABLES for module, name in networks(target)),
         *(dimorder.plan(Net(f, constants), inputs) for f, inputs, constants in cases.values()),
         dimorder.plan(torch.nn.Linear(7, 3), (r(2, 7),), target=without_linear),
         dimorder.plan(
@@ -164,8 +175,8 @@ def test_each_row_is_what_an_implementation_is_made_of(target: str) -> None:
 
 @pytest.mark.parametrize("target", slow_but(TABLES, TABLES.keys() - {"litert"}))
 def test_each_row_is_reached_by_a_network(target: str) -> None:
-    table, module = TABLES[target]
-    reached = set().union(*(called(module.lowered(name).physical.graph.nodes) for name in module.CASES))
+    table, lowered = TABLES[target][0], [module.lowered(name) for module, name in networks(target)]
+    reached = set().union(*(called(each.physical.graph.nodes) for each in lowered))
     reached.add(SLICE_CONSTANT)  # only networks with dynamic sizes have it: tests/sizes/test_litert.py
     reached.add(
         FAKE_QUANTIZE_DYNAMIC

@@ -110,3 +110,5 @@ def test_recurrent_networks_are_converted_for_the_price_of_short_runs_alone() ->
     unpriced = replace(tosa, costs=counted())
     counts = [len(dimorder.plan(net, (x,), target=target).conversions) for target in (unpriced, tosa)]
     assert counts == [0, 2]
+    by_count = dimorder.plan(net, (x,), target="tosa", objective="count")
+    assert (len(by_count.conversions), by_count.certificate.optimal) == (0, True)

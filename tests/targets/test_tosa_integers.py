@@ -117,6 +117,7 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "amax": (lambda x: x.amax((2, 3)), (X,)),
     "amin": (lambda x: x.amin(1), (X,)),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (X,)),
+    "max pool, dilated": (lambda x: F.max_pool2d(x, 3, 2, 1, 2), (X,)),
     "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (X,)),
     "average pool, uncounted": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (X,)),
     "average pool, ceil": (lambda x: F.avg_pool2d(x, (2, 3), 2, ceil_mode=True), (X,)),

@@ -74,9 +74,9 @@ class GraphRun:
         self.module = module
 
     def run(self, *inputs: Any) -> Any:
-        """Return the graph's outputs for its inputs, one for each placeholder."""
+        """Return the graph's outputs for its inputs, one for each placeholder of a tensor."""
         graph: torch.fx.Graph = self.module.graph  # type: ignore[assignment]
-        placeholders = graph.find_nodes(op="placeholder")
+        placeholders = [node for node in graph.find_nodes(op="placeholder") if not _is_fixed(node)]
         nodes = [
             GraphNode(node.target, tuple(node.all_input_nodes), node, node.meta)
             for node in graph.nodes
@@ -141,3 +141,8 @@ def arguments(node: Node, operands: Mapping[Node, Any]) -> tuple[Any, Any]:
     """Return the positional and the keyword arguments of a call, with these values."""
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     return args, kwargs
+
+
+def _is_fixed(placeholder: Node) -> bool:
+    """Return whether a placeholder is for a number, which export has made a part of the graph."""
+    return not placeholder.users and not isinstance(placeholder.meta.get("val", torch.empty(0)), torch.Tensor)

@@ -72,8 +72,12 @@ def level_of(number: float, of: IntegerType) -> int | None:
 
     >>> level_of(1.5, IntegerType(torch.int8, 0.5, 3)), level_of(1.6, IntegerType(torch.int8, 0.5, 3))
     (6, None)
+    >>> level_of(-math.inf, IntegerType(torch.int8, 0.5, 3)) is None
+    True
     """
     level = number / in_float32(of.scale) + of.zero_point
+    if not math.isfinite(level):
+        return None
     whole = round(level)
     return whole if abs(level - whole) <= 1e-6 and of.low <= whole <= of.high else None
 

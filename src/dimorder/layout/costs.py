@@ -41,10 +41,11 @@ class Costs:
             raise ValueError("configurations are priced by one of the two")
 
 
-def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
+def counted(*, min_run: int = 1, short_runs: int = 2) -> Mapping[str, Costs]:
     """Return the objectives `bytes` and `count`, each of which breaks the other's ties.
 
-    A piece that is cut or joined in runs of fewer than `min_run` elements costs twice its bytes.
+    A piece that is cut or joined in runs of fewer than `min_run` elements costs twice its bytes. By count an
+    operator with such pieces costs as much as `short_runs` conversions.
 
     >>> counted()["count"].units
     ('conversions', 'bytes')
@@ -56,7 +57,7 @@ def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
 
         def configuration(site: Site, arrangement: Arrangement, buffers: Buffers) -> Cost:
             moved = 2 * moved_in_short_runs(site, arrangement, buffers, min_run)
-            return order((moved, 0 if units[0] == "bytes" or not moved else 2))
+            return order((moved, short_runs if units[0] == "conversions" and moved else 0))
 
         return Costs(units, conversion, configuration)
 

@@ -10,6 +10,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of
+from dimorder.graph.quantized import DEQUANTIZE, in_float32
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
@@ -150,18 +151,27 @@ def _max_pool_by_taps(c: Call) -> None:
     """Lower a dilated maximum dimension by dimension, as the maximum of one slice per tap."""
     kernel, stride, padding, dilation, _ = args_of(c.node)[1:]
     dims = channels_last(c)
-    x, sizes = c.take(0, dims), [c.size(0, group) for group in dims]
-    for i, (taps, step, before, apart) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
-        dim, new = i + 1, shape_of(c.node)[i + 2]
+    x, sizes, pads = c.take(0, dims), [c.size(0, group) for group in dims], [0, 0]
+    windows = list(zip(kernel, stride, padding, dilation, shape_of(c.node)[2:], strict=True))
+    for dim, (taps, step, before, apart, new) in reversed(list(enumerate(windows, 1))):
         after = max((taps - 1) * apart + (new - 1) * step + 1 - before - sizes[dim], 0)
-        if before or after:
-            pads = [0, 0] * (len(kernel) - i) + [before, after]
-            x = c.b.call(aten.constant_pad_nd.default, x, pads, -math.inf)
-            sizes[dim] += before + after
+        sizes[dim] += before + after
+        pads += [before, after]
+    if any(pads):
+        x = c.b.call(aten.constant_pad_nd.default, x, pads, _least(args_of(c.node)[0]))
+    for dim, (taps, step, _, apart, new) in enumerate(windows, 1):
         rows = [c.b.every(x, sizes, dim, tap * apart, new, step) for tap in range(taps)]
         x = c.b.combine(aten.maximum.default, rows)
         sizes[dim] = new
     c.give(x, dims)
+
+
+def _least(x: torch.fx.Node) -> float:
+    """Return a number that no element of a value is below: −∞, or the number of the lowest integer."""
+    if x.target is not DEQUANTIZE:
+        return -math.inf
+    scale, zero_point, low = args_of(x)[1:4]
+    return in_float32(scale) * int(low - zero_point)
 
 
 def _adaptive_by_windows(c: Call) -> None:

@@ -65,11 +65,13 @@ class WideKernel:
             these, or None.
         follows: Whether a function of one quantized value becomes a table: a number for each integer.
         keeps: Whether the result has the integer type of the operand, unless the operand is wide.
+        positions: The names of the arguments that are positions: integers, which are read as they are.
     """
 
     unmet: Callable[[Mapping[Node, Annotation]], str | None]
     follows: bool = False
     keeps: bool = False
+    positions: tuple[str, ...] = ()
 
 
 MOVE = IntegerKernel(lambda operands, result: None)  # of a call that only moves elements
@@ -284,9 +286,9 @@ class _Fuser:
 
     def _in_wide_kernel(self, node: Node, kernel: WideKernel) -> Annotation:
         """Annotate a call that is a function of one value, or that the kernel computes in wider integers."""
-        operands = {
-            value: self._operand(node, value) for value in node.all_input_nodes if value not in self.constants
-        }
+        given, read = bound(node.target, node.args, node.kwargs), {*self.constants}
+        map_arg([given[name] for name in kernel.positions], read.add)
+        operands = {value: self._operand(node, value) for value in node.all_input_nodes if value not in read}
         known = {value: each for value, each in operands.items() if each is not None}
         if len(known) < len(operands) or any(each.how is How.ISLAND for each in known.values()):
             return _island("an operand that is not quantised")

@@ -16,6 +16,7 @@ from torch import Tensor
 from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
 from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.tosa.calls import size
+from dimorder.targets.tosa.dtypes import WIDEST
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -110,8 +111,10 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
         again = w.op("REDUCE_ANY", [w.elementwise("LOGICAL_AND", again, later)], (count, 1), axis=1)
         last = w.elementwise("LOGICAL_NOT", w.reshape(again, (1, count, 1)))
         here = w.elementwise("LOGICAL_AND", here, last)
-    there = w.elementwise("SELECT", here, values, w.number(0, x.dtype))
-    total = w.op("REDUCE_SUM", [there], (rows, 1, inner), axis=1)
+    in_bytes = x.dtype in ("INT8", "INT16")  # of which TOSA has no sums
+    none, reduce = (torch.iinfo(WIDEST[x.dtype]).min, "REDUCE_MAX") if in_bytes else (0, "REDUCE_SUM")
+    there = w.elementwise("SELECT", here, values, w.number(none, x.dtype))
+    total = w.op(reduce, [there], (rows, 1, inner), axis=1)
     if a.accumulate:
         return w.reshape(add(w, x, total), a.shape)
     written = w.op("REDUCE_ANY", [here], (rows, 1, 1), axis=1)

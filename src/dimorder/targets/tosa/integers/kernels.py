@@ -79,6 +79,26 @@ def padded(value: float) -> WideKernel:
     return WideKernel(unmet, keeps=True)
 
 
+def gathered(positions: str) -> WideKernel:
+    """Return the kernel of elements at positions, which that argument says."""
+
+    def unmet(operands: Operands) -> str | None:
+        return unmet_integers(operands) if operands else "elements of a constant"
+
+    return WideKernel(unmet, keeps=True, positions=(positions,))
+
+
+def scattered(positions: str) -> WideKernel:
+    """Return the kernel of a value with elements of another one at such positions."""
+
+    def unmet(operands: Operands) -> str | None:
+        if len({each.exact_type for each in operands.values()}) > 1:
+            return "two values of which the integers have different scales"
+        return unmet_integers(operands) if len(operands) == 2 else "elements of a constant"
+
+    return WideKernel(unmet, keeps=True, positions=(positions,))
+
+
 def weighted(weight: Any) -> WideKernel | str:
     """Return the kernel of sums with a constant weight, or why there is none."""
     return unfit_weight(weight) or INTEGERS

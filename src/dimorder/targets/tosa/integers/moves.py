@@ -29,7 +29,7 @@ aten = torch.ops.aten
 W = IntegerWriter
 
 
-def _moved(row: Row) -> Row:
+def moved(row: Row) -> Row:
     """Return the row of a move of one value: of integers directly, of numbers by their integers."""
 
     def build(w: W, a: Arguments) -> Any:
@@ -60,9 +60,10 @@ def _cat(w: W, a: Arguments) -> Any:
 
 
 def _check_cast(a: Arguments) -> str | None:
-    """Return why a cast is not one between floats, which keeps the integers of a value, or None."""
+    """Return why a cast does not keep the integers of a value or of positions, or None."""
     types = {a.dtype, a.self.meta["val"].dtype}
-    return None if types <= {torch.float32, *HALVES} else "a cast that is not between floats"
+    keeps = types <= {torch.float32, *HALVES} or types <= {torch.int32, torch.int64}  # both are INT32
+    return None if keeps else "a cast that is not between floats"
 
 
 def _pad(w: W, a: Arguments) -> Any:
@@ -87,7 +88,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         # The relabels are the writer's own, for any numbers.
         **{
-            target: row if elements_of(target) is Elements.RELABELS else _moved(row)
+            target: row if elements_of(target) is Elements.RELABELS else moved(row)
             for target, row in moves.ROWS.items()
             if elements_of(target).moves
         },

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.targets.table import Arguments, Row, Table, View
-from dimorder.targets.tosa.integers import moves, pointwise, products, reductions, resize
+from dimorder.targets.tosa.integers import indices, moves, pointwise, products, reductions, resize
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.ops import unsupported_value
@@ -69,8 +69,8 @@ OPERATORS = Table(
             DEQUANTIZE: Row(_dequantize, _check_range),
             **{
                 target: replace(row, halves=lambda arguments: True)  # integers are the same in any precision
-                for rows in (products.ROWS, pointwise.ROWS, reductions.ROWS, resize.ROWS, moves.ROWS)
-                for target, row in rows.items()
+                for family in (products, pointwise, reductions, resize, moves, indices)
+                for target, row in family.ROWS.items()
             },
         }
     ),

@@ -1,0 +1,118 @@
+"""On target tosa, quantised values are read and written at computed positions: their integers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("tosa_serializer")
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+import dimorder
+from dimorder.errors import UnsupportedError
+from dimorder.lowered import Lowered
+from dimorder.targets.tosa.graph import inspect_tosa
+from tests.small_networks import Net
+from tests.targets.quantised import by_arm, quantised
+
+aten = torch.ops.aten
+
+X = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(1))
+V = torch.randn(2, 7, generator=torch.Generator().manual_seed(2)).clamp(-2, 2)
+ROWS, COLUMNS = torch.tensor([2, 0]), torch.tensor([4, 1])
+FROM_END, TWICE = COLUMNS - 5, torch.tensor([1, 1])
+OF_ROWS = torch.tensor([[[0], [4], [2]], [[1], [1], [3]], [[2], [0], [4]]]).expand(3, 3, 7).contiguous()
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], set[str]]] = {
+    "rows": (lambda m, x, i: torch.relu(x.index_select(1, i)), (X, COLUMNS), {"GATHER"}),
+    "rows of a transpose": (lambda m, x, i: x.mT.index_select(2, i.int()) * 2, (X, COLUMNS), {"GATHER"}),
+    "pairs, one from the end": (
+        lambda m, x, i, j: x[i, j],
+        (X, ROWS, FROM_END),
+        {"GATHER", "GREATER", "SELECT"},
+    ),
+    "a position for each element": (lambda m, x, i: x.gather(1, i), (X, OF_ROWS), {"GATHER"}),
+    "rows written": (
+        lambda m, x, v, i, j: aten.index_put(x, [i, j], v),
+        (X, V, ROWS, COLUMNS),
+        {"EQUAL", "SELECT", "REDUCE_MAX", "REDUCE_ANY"},
+    ),
+    "rows added up": (  # Arm's quantizer writes a sum of the rows at their places
+        lambda m, x, v, i, j: aten.index_put(x, [i, j], v, accumulate=True),
+        (X, V, ROWS, COLUMNS),
+        {"GATHER", "REDUCE_MAX"},
+    ),
+    "a row written twice": (lambda m, x, v, i: aten.index_put(x, [i, i], v), (X, V, TWICE), {"REDUCE_MAX"}),
+}
+# Networks whose integers are written by hand.
+ONE, OTHER = (0.0247, 5), (0.0313, -17)
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
+    "rows of a constant": (
+        lambda m, x, i: quantised(x, *ONE)[:2, 0] + m.table[i],
+        (X, ROWS),
+        "of a constant",
+    ),
+    "rows written into a constant": (
+        lambda m, v, i: aten.index_put(m.table, [i], quantised(v, *ONE)),
+        (V, ROWS),
+        "of a constant",
+    ),
+    "rows added up": (
+        lambda m, x, v, i: aten.index_put(quantised(x, *ONE), [i, i], quantised(v, *ONE), True),
+        (X, V, ROWS),
+        "numbers added up at places",
+    ),
+    "rows of another scale": (
+        lambda m, x, v, i: aten.index_put(quantised(x, *ONE), [i, i], quantised(v, *OTHER)),
+        (X, V, ROWS),
+        "different scales",
+    ),
+}
+
+
+@cache
+def network(name: str, recipe: str = "int8") -> torch.nn.Module:
+    function, inputs, _ = CASES[name]
+    return by_arm(Net(function), *inputs, recipe=recipe)
+
+
+@cache
+def lowered(name: str, recipe: str = "int8") -> Lowered:
+    return dimorder.lower(network(name, recipe), CASES[name][1], target="tosa", run_artifact=True)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_model_gives_the_quantised_networks_integers(name: str, recipe: str) -> None:
+    _, inputs, operators = CASES[name]
+    made = lowered(name, recipe)
+    assert made.verified.artifact_ran and operators <= inspect_tosa(made.artifact.data).operators.keys()
+    wanted, (of,) = network(name, recipe)(*inputs), made.contract.outputs
+    given = [
+        spec.quantized(x) if x.is_floating_point() else x
+        for spec, x in zip(made.contract.inputs, inputs, strict=True)
+    ]
+    (got,) = made.artifact.run(given)
+    assert torch.equal(of.real(got), wanted)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_integers_is_refused_with_the_reason(name: str) -> None:
+    function, inputs, reason = REFUSED[name]
+    table = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    net = Net(lambda m, *given: quantised(function(m, *given), *OTHER), table=table)
+    with pytest.raises(UnsupportedError, match=reason):
+        dimorder.lower(net, inputs, target="tosa")
+
+
+def test_rows_are_requantised() -> None:
+    net = Net(lambda m, x, i: quantised(quantised(x, *ONE).index_select(1, i), *OTHER))
+    made = dimorder.lower(net, (X, COLUMNS), target="tosa", run_artifact=True)
+    operators = inspect_tosa(made.artifact.data).operators
+    assert made.verified.artifact_ran and (operators["GATHER"], operators["RESCALE"]) == (1, 1)
