@@ -14,7 +14,7 @@ from dimorder.planning.cost_tables import NEVER, Table
 
 
 @dataclass(frozen=True)
-class Place:
+class Use:
     """An operand or result of a step: its buffer, the table, and how many operands read that buffer."""
 
     buffer: int
@@ -31,12 +31,12 @@ class Dominance:
     known: dict[tuple[int, bool, int], tuple[Table, Table]] = field(default_factory=dict)
     seen: dict[object, tuple[Table, tuple[Table, ...]]] = field(default_factory=dict)
 
-    def undominated(self, places: Sequence[Place], orders: Table, costs: Table) -> Table:
+    def undominated(self, places: Sequence[Use], orders: Table, costs: Table) -> Table:
         """Return the configurations that are left, in sequence.
 
         `orders` has a row for each configuration, with the row or column of the table at each place.
 
-        >>> place = Place(buffer=0, table=np.array([[0, 5], [5, 0]]), written=False, reads=1)
+        >>> place = Use(buffer=0, table=np.array([[0, 5], [5, 0]]), written=False, reads=1)
         >>> Dominance().undominated([place], np.array([[0], [1]]), np.array([0, 5])).tolist()
         [0]
         """
@@ -48,7 +48,7 @@ class Dominance:
             self.seen[key] = self._undominated(places, orders, costs), tuple(each.table for each in places)
         return self.seen[key][0]
 
-    def _undominated(self, places: Sequence[Place], orders: Table, costs: Table) -> Table:
+    def _undominated(self, places: Sequence[Use], orders: Table, costs: Table) -> Table:
         possible = np.flatnonzero(costs < NEVER)
         by_cost = possible[np.argsort(costs[possible], kind="stable")]
         orders, costs = orders[by_cost], costs[by_cost]
@@ -70,7 +70,7 @@ class Dominance:
             alive[config] = not (replaces[:, config] & alive).any()
         return np.sort(by_cost[alive])
 
-    def _changes(self, place: Place) -> Table:
+    def _changes(self, place: Use) -> Table:
         """Return the most that one order costs beyond another at a place, [order, other order]."""
         reads = place.reads if place.written else min(place.reads, 2)
         key = id(place.table), place.written, reads

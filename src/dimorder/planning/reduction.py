@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dimorder.planning.cost_tables import MAX_PLACES, NEVER, Digits, Named, Table, name_orders, table_of
-from dimorder.planning.dominance import Dominance, Place
+from dimorder.planning.dominance import Dominance, Use
 from dimorder.planning.problem import Config, LayoutProblem, Order, Step
 
 
@@ -32,12 +32,14 @@ class Limits:
     """How much may be computed to join steps.
 
     Attributes:
-        pairs: configurations that are compared with one another when steps become one.
-        joined: configurations of a joined step; it may have as many as the largest of the steps.
-        sums: costs that are compared for the steps between.
+        pairs: Pairs of configurations, if the joined step has no more configurations than one of the steps.
+        growing: Pairs of configurations, if it has more.
+        joined: Configurations of a step that has more.
+        sums: Costs that are compared for the steps between.
     """
 
     pairs: int = 2048
+    growing: int = 256
     joined: int = 64
     sums: int = 1 << 24
 
@@ -169,7 +171,7 @@ class _Graph:
 
     def join_all(self, limits: Limits) -> None:
         """Join steps until no rule applies: at first only where no step gets more configurations."""
-        for most in (0, limits.joined):
+        for pairs, joined in ((limits.pairs, 0), (limits.growing, limits.joined)):
             pending = dict.fromkeys(self.steps)
             while pending:
                 step = next(iter(pending))
@@ -177,7 +179,7 @@ class _Graph:
                 if step not in self.steps:
                     continue
                 around = self._neighbours(step)
-                if self._chain(step) or self._group(step, limits, most):
+                if self._chain(step) or self._group(step, pairs, joined, limits.sums):
                     more = [each for neighbour in around for each in self._neighbours(neighbour)]
                     pending.update(dict.fromkeys((*around, *more)))
 
@@ -221,7 +223,7 @@ class _Graph:
             self.products[key] = (into, out_of, through), (first, second)  # these keep their ids
         return self.products[key][0]
 
-    def _group(self, step: int, limits: Limits, most: int) -> bool:
+    def _group(self, step: int, max_pairs: int, max_joined: int, max_sums: int) -> bool:
         """Apply the second rule to a step; return whether it applies."""
         node = self.steps[step]
         if node.carries or len(node.writes) != 1:
@@ -234,7 +236,7 @@ class _Graph:
         inner = {buffer, *(each.writes[0] for each in middle)}
         pairs = len(node.costs) * len(reader.costs)
         ways = self.tables[buffer].shape[1] ** len(middle)
-        if pairs > limits.pairs or pairs * ways > limits.sums:
+        if pairs > max_pairs or pairs * ways > max_sums:
             return False
         if len(node.reads) + len(reader.reads) + len(reader.writes) > MAX_PLACES:
             return False
@@ -249,8 +251,8 @@ class _Graph:
             costs.ravel(),
             carries=False,
         )
-        kept = self.dominance.undominated(self._places(joined), joined.orders, joined.costs)
-        if not 0 < len(kept) <= max(most, len(node.costs), len(reader.costs)):
+        kept = self.dominance.undominated(self._uses(joined), joined.orders, joined.costs)
+        if not 0 < len(kept) <= max(max_joined, len(node.costs), len(reader.costs)):
             return False
         chosen = np.column_stack([own[kept], configs.reshape(len(own), len(middle))[kept], its[kept]])
         self.joins.append(_Group((step, *between, last), chosen))
@@ -320,10 +322,10 @@ class _Graph:
                 configs[of_row, :, number] = config[grid[number][least], np.arange(len(least))]
         return _sums(_sums(costs, node.costs[:, None]), reader.costs[None, :]), configs
 
-    def _places(self, node: _Node) -> list[Place]:
+    def _uses(self, node: _Node) -> list[Use]:
         """Return the operands and results of a step, as the other steps see them."""
         return [
-            Place(buffer, self.tables[buffer], number >= len(node.reads), len(self.readers[buffer]))
+            Use(buffer, self.tables[buffer], number >= len(node.reads), len(self.readers[buffer]))
             for number, buffer in enumerate((*node.reads, *node.writes))
         ]
 
