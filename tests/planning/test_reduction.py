@@ -11,26 +11,26 @@ import pytest
 
 from dimorder.planning import solve as solving
 from dimorder.planning.cost_tables import NEVER
-from dimorder.planning.dominance import Dominance, Use
+from dimorder.planning.dominance import BufferUse, Dominance
 from dimorder.planning.plan import Branch, InvalidProof, Prices, ReducedProof, lower_bound
 from dimorder.planning.problem import Buffer, Config, InvalidChoice, LayoutProblem, Step, evaluate
-from dimorder.planning.reduction import Limits, Reduced, reduce
+from dimorder.planning.reduction import JoinLimits, ReducedProblem, reduce
 from dimorder.planning.solve import solve
 from tests.planning.exhaustive import exhaustive
 from tests.planning.problems import KINDS, carried, frustrated_triangle
 
 ORDERS = "ABCDEF"
-ALL = Limits()
-CHAINS = Limits(pairs=0, growing=0)  # the first rule alone
+ALL = JoinLimits()
+CHAINS = JoinLimits(pairs=0, growing=0)  # the first rule alone
 LIMITS = {
     "all": ALL,
     "chains": CHAINS,
-    "few": Limits(pairs=12, growing=12, joined=4),
-    "small": Limits(sums=40),
+    "few": JoinLimits(pairs=12, growing=12, joined=4),
+    "small": JoinLimits(sums=40),
 }
 
 
-def reduced_by(problem: LayoutProblem, limits: Limits = ALL) -> Reduced:
+def reduced_by(problem: LayoutProblem, limits: JoinLimits = ALL) -> ReducedProblem:
     reduced = reduce(problem, limits)
     assert reduced is not None
     return reduced
@@ -130,7 +130,7 @@ def test_a_chain_becomes_a_buffer_with_the_cheaper_of_two_conversions():
 
 def test_a_configuration_is_left_out_if_another_one_replaces_it_whatever_the_others_do():
     table = np.array([[0, 5, 5], [5, 0, NEVER], [5, 5, 0]])
-    alone, shared = (Use(0, table, written=False, reads=reads) for reads in (1, 2))
+    alone, shared = (BufferUse(0, table, written=False, reads=reads) for reads in (1, 2))
     wanted = np.array([[0], [1], [2]])
     costs = np.array([0, 5, 4])
     # The second one is as dear as a conversion; the third one is cheaper than its conversion.
@@ -142,7 +142,7 @@ def test_a_configuration_is_left_out_if_another_one_replaces_it_whatever_the_oth
     twice = np.array([[0, 0], [1, 1], [0, 1]])
     assert Dominance().undominated([shared, shared], twice, np.zeros(3, dtype=np.int64)).tolist() == [0, 1]
     # A result that is free to convert is never worth more.
-    result = Use(1, np.array([[0, 0], [0, 0]]), written=True, reads=3)
+    result = BufferUse(1, np.array([[0, 0], [0, 0]]), written=True, reads=3)
     assert Dominance().undominated([result], np.array([[0], [1]]), np.array([1, 0])).tolist() == [1]
 
 

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 from dimorder.planning.problem import Buffer, Cost, LayoutProblem, Order
 
-Table = NDArray[np.int64]
+CostTable = NDArray[np.int64]
 NEVER = 1 << 57  # the cost of a conversion that is not offered: sums of `MAX_PLACES` of them fit in 64 bits
 MAX_PLACES = 32  # operands and results of a step
 
 
 @dataclass(frozen=True)
-class Digits:
+class CostDigits:
     """Weights that turn a cost of several units into one integer and back."""
 
     weights: tuple[int, ...]
 
     @staticmethod
-    def of(problem: LayoutProblem) -> Digits | None:
+    def of(problem: LayoutProblem) -> CostDigits | None:
         """Return weights above what any plan pays in the less important units; None if they are too large."""
         reads = Counter(buffer for step in problem.steps for buffer in step.reads)
         weights = [1]
@@ -43,7 +43,7 @@ class Digits:
                 for index, buffer in enumerate(problem.buffers)
             )
             weights.append(weights[-1] * (1 + own + conversions))
-        return Digits(tuple(reversed(weights[:-1]))) if weights[-1] < NEVER else None
+        return CostDigits(tuple(reversed(weights[:-1]))) if weights[-1] < NEVER else None
 
     def joined(self, cost: Cost | None) -> int:
         if cost is None:
@@ -61,7 +61,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedBuffer:
     """A buffer, and the names of the rows and columns of its table."""
 
     buffer: Buffer
@@ -69,7 +69,9 @@ class Named:
     columns: Mapping[int, Order]
 
 
-def name_orders(table: Table, rows: Sequence[int], columns: Sequence[int], digits: Digits) -> Named:
+def name_orders(
+    table: CostTable, rows: Sequence[int], columns: Sequence[int], digits: CostDigits
+) -> NamedBuffer:
     """Return a buffer of a table. A column has the name of a row that is free for it, if no other one has."""
     free: dict[int, int] = {}
     for row in rows:
@@ -88,10 +90,12 @@ def name_orders(table: Table, rows: Sequence[int], columns: Sequence[int], digit
         for column, value in zip(columns, line, strict=True)
         if row != names[column] and costs[value] != default
     }
-    return Named(Buffer("", default, exceptions), {row: row for row in rows}, names)
+    return NamedBuffer(Buffer("", default, exceptions), {row: row for row in rows}, names)
 
 
-def table_of(buffer: Buffer, rows: Iterable[Order], columns: Iterable[Order], digits: Digits) -> Table:
+def table_of(
+    buffer: Buffer, rows: Iterable[Order], columns: Iterable[Order], digits: CostDigits
+) -> CostTable:
     values: dict[Cost | None, int] = {}
     table = [[buffer.cost(source, target) for target in columns] for source in rows]
     for cost in {cost for line in table for cost in line}:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dimorder.planning.cost_tables import NEVER, Table
+from dimorder.planning.cost_tables import NEVER, CostTable
 
 
 @dataclass(frozen=True)
-class Use:
+class BufferUse:
     """An operand or result of a step: its buffer, the table, and how many operands read that buffer."""
 
     buffer: int
-    table: Table
+    table: CostTable
     written: bool
     reads: int
 
@@ -28,15 +28,15 @@ class Dominance:
     """The test, with its results so far: the blocks of a network are often alike."""
 
     # The values keep the tables alive whose ids are in the keys.
-    known: dict[tuple[int, bool, int], tuple[Table, Table]] = field(default_factory=dict)
-    seen: dict[object, tuple[Table, tuple[Table, ...]]] = field(default_factory=dict)
+    known: dict[tuple[int, bool, int], tuple[CostTable, CostTable]] = field(default_factory=dict)
+    seen: dict[object, tuple[CostTable, tuple[CostTable, ...]]] = field(default_factory=dict)
 
-    def undominated(self, places: Sequence[Use], orders: Table, costs: Table) -> Table:
+    def undominated(self, places: Sequence[BufferUse], orders: CostTable, costs: CostTable) -> CostTable:
         """Return the configurations that are left, in sequence.
 
         `orders` has a row for each configuration, with the row or column of the table at each place.
 
-        >>> place = Use(buffer=0, table=np.array([[0, 5], [5, 0]]), written=False, reads=1)
+        >>> place = BufferUse(buffer=0, table=np.array([[0, 5], [5, 0]]), written=False, reads=1)
         >>> Dominance().undominated([place], np.array([[0], [1]]), np.array([0, 5])).tolist()
         [0]
         """
@@ -48,7 +48,7 @@ class Dominance:
             self.seen[key] = self._undominated(places, orders, costs), tuple(each.table for each in places)
         return self.seen[key][0]
 
-    def _undominated(self, places: Sequence[Use], orders: Table, costs: Table) -> Table:
+    def _undominated(self, places: Sequence[BufferUse], orders: CostTable, costs: CostTable) -> CostTable:
         possible = np.flatnonzero(costs < NEVER)
         by_cost = possible[np.argsort(costs[possible], kind="stable")]
         orders, costs = orders[by_cost], costs[by_cost]
@@ -70,7 +70,7 @@ class Dominance:
             alive[config] = not (replaces[:, config] & alive).any()
         return np.sort(by_cost[alive])
 
-    def _changes(self, place: Use) -> Table:
+    def _changes(self, place: BufferUse) -> CostTable:
         """Return the most that one order costs beyond another at a place, [order, other order]."""
         reads = place.reads if place.written else min(place.reads, 2)
         key = id(place.table), place.written, reads
@@ -79,7 +79,7 @@ class Dominance:
         return self.known[key][0]
 
 
-def _changes(table: Table, written: bool, reads: int) -> Table:
+def _changes(table: CostTable, written: bool, reads: int) -> CostTable:
     costs = table if written else table.T  # orders × what the other steps decide
     if written and not reads:
         return np.zeros((len(costs), len(costs)), dtype=np.int64)

@@ -22,13 +22,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dimorder.planning.cost_tables import MAX_PLACES, NEVER, Digits, Named, Table, name_orders, table_of
-from dimorder.planning.dominance import Dominance, Use
+from dimorder.planning.cost_tables import (
+    MAX_PLACES,
+    NEVER,
+    CostDigits,
+    CostTable,
+    NamedBuffer,
+    name_orders,
+    table_of,
+)
+from dimorder.planning.dominance import BufferUse, Dominance
 from dimorder.planning.problem import Config, LayoutProblem, Order, Step
 
 
 @dataclass(frozen=True)
-class Limits:
+class JoinLimits:
     """How much may be computed to join steps.
 
     Attributes:
@@ -48,12 +56,12 @@ _Choice = dict[int, int]  # configurations by step
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedProblem:
     """A reduced problem, and how its choices become choices of the whole problem."""
 
     problem: LayoutProblem
     steps: tuple[int, ...]  # of each step, the step of the whole problem that it comes from
-    joins: tuple[_Chain | _Group, ...]  # what was joined, in sequence
+    joins: tuple[_ChainJoin | _GroupJoin, ...]  # what was joined, in sequence
 
     def lift(self, choice: Sequence[int]) -> tuple[int, ...]:
         """Return the choice of the whole problem for a choice of the reduced one, at the same cost."""
@@ -63,7 +71,7 @@ class Reduced:
         return tuple(found[step] for step in range(len(found)))
 
 
-def reduce(problem: LayoutProblem, limits: Limits = Limits()) -> Reduced | None:
+def reduce(problem: LayoutProblem, limits: JoinLimits = JoinLimits()) -> ReducedProblem | None:
     """Return a reduced problem; None if its costs do not fit in 64 bits.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
@@ -75,16 +83,16 @@ def reduce(problem: LayoutProblem, limits: Limits = Limits()) -> Reduced | None:
     >>> reduced.lift((0,))
     (0, 1)
     """
-    digits = Digits.of(problem)
+    digits = CostDigits.of(problem)
     if digits is None:
         return None
-    graph = _Graph(problem, digits)
+    graph = _Joining(problem, digits)
     graph.join_all(limits)
-    return Reduced(graph.problem(), tuple(graph.steps), tuple(graph.joins))
+    return ReducedProblem(graph.problem(), tuple(graph.steps), tuple(graph.joins))
 
 
 @dataclass(frozen=True)
-class _Node:
+class _StepTable:
     """A step: the buffers that it reads and writes, and by configuration a row of orders and a cost.
 
     An order is an index: of a row of the buffer's table for a result, of a column for an operand.
@@ -93,27 +101,27 @@ class _Node:
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    orders: Table
-    costs: Table
+    orders: CostTable
+    costs: CostTable
     carries: bool
 
-    def order_of(self, buffer: int, *, written: bool) -> Table:
+    def order_of(self, buffer: int, *, written: bool) -> CostTable:
         """Return the order of a buffer that stands here once, by configuration."""
         place = len(self.reads) + self.writes.index(buffer) if written else self.reads.index(buffer)
         return self.orders[:, place]
 
 
 @dataclass(frozen=True)
-class _Chain:
+class _ChainJoin:
     """A step that became part of a buffer between a producer and a reader."""
 
     step: int
-    into: Table  # produced orders × configurations: the cost of the step and of what it reads
-    out_of: Table  # configurations × wanted orders
+    into: CostTable  # produced orders × configurations: the cost of the step and of what it reads
+    out_of: CostTable  # configurations × wanted orders
     producer: int
-    produced: Table
+    produced: CostTable
     reader: int
-    wanted: Table
+    wanted: CostTable
 
     def undo(self, found: _Choice) -> None:
         source, target = self.produced[found[self.producer]], self.wanted[found[self.reader]]
@@ -121,30 +129,30 @@ class _Chain:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _GroupJoin:
     """Steps that became part of the last one of them."""
 
     steps: tuple[int, ...]
-    configs: Table  # of these steps, by configuration of the joined step
+    configs: CostTable  # of these steps, by configuration of the joined step
 
     def undo(self, found: _Choice) -> None:
         found.update(zip(self.steps, self.configs[found[self.steps[-1]]].tolist(), strict=True))
 
 
-class _Graph:
+class _Joining:
     """The problem while steps are joined."""
 
-    def __init__(self, problem: LayoutProblem, digits: Digits) -> None:
+    def __init__(self, problem: LayoutProblem, digits: CostDigits) -> None:
         self.whole, self.digits, self.dominance = problem, digits, Dominance()
-        self.joins: list[_Chain | _Group] = []
+        self.joins: list[_ChainJoin | _GroupJoin] = []
         self.producers: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {index: [] for index in range(len(problem.buffers))}
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, CostTable] = {}
         self.names: dict[int, tuple[list[Order], list[Order]]] = {}  # of rows and columns, if not joined
-        self.products: dict[object, tuple[tuple[Table, Table, Table], object]] = {}
+        self.products: dict[object, tuple[tuple[CostTable, CostTable, CostTable], object]] = {}
         rows: list[dict[Order, int]] = [{} for _ in problem.buffers]
         columns: list[dict[Order, int]] = [{} for _ in problem.buffers]
-        self.steps: dict[int, _Node] = {}
+        self.steps: dict[int, _StepTable] = {}
         for index, step in enumerate(problem.steps):
             places = [columns[buffer] for buffer in step.reads] + [rows[buffer] for buffer in step.writes]
             orders = [
@@ -156,12 +164,12 @@ class _Graph:
             ]
             costs = np.array([digits.joined(config.cost) for config in step.configs], dtype=np.int64)
             table = np.array(orders, dtype=np.int64).reshape(len(step.configs), len(places))
-            self.steps[index] = _Node(step.name, step.reads, step.writes, table, costs, step.carries)
+            self.steps[index] = _StepTable(step.name, step.reads, step.writes, table, costs, step.carries)
             for buffer in step.writes:
                 self.producers[buffer] = index
             for buffer in step.reads:
                 self.readers[buffer].append(index)
-        known: dict[object, Table] = {}
+        known: dict[object, CostTable] = {}
         for index, (each, own, its) in enumerate(zip(problem.buffers, rows, columns, strict=True)):
             alike = id(each.exceptions), each.conversion_cost, tuple(own), tuple(its)
             if alike not in known:
@@ -169,7 +177,7 @@ class _Graph:
             self.tables[index] = known[alike]
             self.names[index] = list(own), list(its)
 
-    def join_all(self, limits: Limits) -> None:
+    def join_all(self, limits: JoinLimits) -> None:
         """Join steps until no rule applies: at first only where no step gets more configurations."""
         for pairs, joined in ((limits.pairs, 0), (limits.growing, limits.joined)):
             pending = dict.fromkeys(self.steps)
@@ -202,7 +210,7 @@ class _Graph:
         produced = self.steps[producer].order_of(before, written=True)
         wanted = self.steps[reader].order_of(after, written=False)
         into, out_of, table = self._product(node, before, after)
-        self.joins.append(_Chain(step, into, out_of, producer, produced, reader, wanted))
+        self.joins.append(_ChainJoin(step, into, out_of, producer, produced, reader, wanted))
         self.tables[before] = table
         self.names.pop(before, None)
         self.readers[before] = [reader]
@@ -210,7 +218,7 @@ class _Graph:
         self._remove(step, after)
         return True
 
-    def _product(self, node: _Node, before: int, after: int) -> tuple[Table, Table, Table]:
+    def _product(self, node: _StepTable, before: int, after: int) -> tuple[CostTable, CostTable, CostTable]:
         """Return the tables into a step, out of it, and through it; chains that are alike share them."""
         read, written = node.orders[:, 0], node.orders[:, 1]
         first, second = self.tables[before], self.tables[after]
@@ -243,7 +251,7 @@ class _Graph:
         costs, configs = self._inside(node, middle, reader)
         own, its = (each.ravel() for each in np.indices(costs.shape))
         others = [place for place, each in enumerate((*reader.reads, *reader.writes)) if each not in inner]
-        joined = _Node(
+        joined = _StepTable(
             reader.name,
             node.reads + tuple(each for each in reader.reads if each not in inner),
             reader.writes,
@@ -255,7 +263,7 @@ class _Graph:
         if not 0 < len(kept) <= max(max_joined, len(node.costs), len(reader.costs)):
             return False
         chosen = np.column_stack([own[kept], configs.reshape(len(own), len(middle))[kept], its[kept]])
-        self.joins.append(_Group((step, *between, last), chosen))
+        self.joins.append(_GroupJoin((step, *between, last), chosen))
         self.steps[last] = replace(joined, orders=joined.orders[kept], costs=joined.costs[kept])
         for each in set(node.reads):
             self.readers[each] = [last if other == step else other for other in self.readers[each]]
@@ -282,7 +290,9 @@ class _Graph:
             return last, between
         return None, []
 
-    def _inside(self, node: _Node, middle: Sequence[_Node], reader: _Node) -> tuple[Table, Table]:
+    def _inside(
+        self, node: _StepTable, middle: Sequence[_StepTable], reader: _StepTable
+    ) -> tuple[CostTable, CostTable]:
         """Return what a pair of configurations of two steps costs, and which ones the steps between take."""
         table = self.tables[node.writes[0]]
         best, best_config = [], []
@@ -322,10 +332,10 @@ class _Graph:
                 configs[of_row, :, number] = config[grid[number][least], np.arange(len(least))]
         return _sums(_sums(costs, node.costs[:, None]), reader.costs[None, :]), configs
 
-    def _uses(self, node: _Node) -> list[Use]:
+    def _uses(self, node: _StepTable) -> list[BufferUse]:
         """Return the operands and results of a step, as the other steps see them."""
         return [
-            Use(buffer, self.tables[buffer], number >= len(node.reads), len(self.readers[buffer]))
+            BufferUse(buffer, self.tables[buffer], number >= len(node.reads), len(self.readers[buffer]))
             for number, buffer in enumerate((*node.reads, *node.writes))
         ]
 
@@ -345,7 +355,7 @@ class _Graph:
         for node in self.steps.values():
             for place, buffer in enumerate((*node.reads, *node.writes)):
                 used[buffer][place < len(node.reads)].update(np.unique(node.orders[:, place]).tolist())
-        known: dict[object, Named] = {}
+        known: dict[object, NamedBuffer] = {}
         named = {buffer: self._named(buffer, used[buffer], known) for buffer in places}
         steps = []
         for node in self.steps.values():
@@ -362,10 +372,14 @@ class _Graph:
         buffers = tuple(replace(named[b].buffer, name=self.whole.buffers[b].name) for b in places)
         return LayoutProblem(self.whole.units, buffers, tuple(steps), self.whole.candidates)
 
-    def _named(self, index: int, used: tuple[set[int], set[int]], known: dict[object, Named]) -> Named:
+    def _named(
+        self, index: int, used: tuple[set[int], set[int]], known: dict[object, NamedBuffer]
+    ) -> NamedBuffer:
         """Return a buffer with names for its orders: its own, unless it replaces several buffers."""
         if index in self.names:
-            return Named(self.whole.buffers[index], *(dict(enumerate(side)) for side in self.names[index]))
+            return NamedBuffer(
+                self.whole.buffers[index], *(dict(enumerate(side)) for side in self.names[index])
+            )
         rows, columns = map(sorted, used)
         alike = id(self.tables[index]), tuple(rows), tuple(columns)
         if alike not in known:
@@ -377,5 +391,5 @@ def _orders(config: Config) -> tuple[Order, ...]:
     return (*config.reads, *config.writes)
 
 
-def _sums(first: Table, second: Table) -> Table:
+def _sums(first: CostTable, second: CostTable) -> CostTable:
     return np.minimum(first + second, NEVER)
