@@ -27,6 +27,7 @@ class BufferUse:
 class Dominance:
     """The test, with its results so far: the blocks of a network are often alike."""
 
+    compared: int = 0  # places of pairs of configurations
     # The values keep the tables alive whose ids are in the keys.
     known: dict[tuple[int, bool, int], tuple[CostTable, CostTable]] = field(default_factory=dict)
     seen: dict[object, tuple[CostTable, tuple[CostTable, ...]]] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class Dominance:
         same = tuple(buffers.index(buffer) for buffer in buffers)
         key = alike, same, orders.tobytes(), costs.tobytes()
         if key not in self.seen:
+            self.compared += len(costs) ** 2 * len(places)
             self.seen[key] = self._undominated(places, orders, costs), tuple(each.table for each in places)
         return self.seen[key][0]
 

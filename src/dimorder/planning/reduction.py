@@ -11,8 +11,7 @@ There are two rules:
    one, whose configurations are pairs of those of the first and the last step. The steps between take what is
    cheapest for the pair. A pair is left out if another pair can replace it for no more (`dominance.py`).
 
-For example, rule 2 joins the slices of query, key and value with the attention that reads them. A whole
-attention is then one step, and rule 1 makes it a part of a buffer.
+For example, rule 2 makes an attention one step, and then rule 1 makes it a part of a buffer.
 """
 
 from __future__ import annotations
@@ -42,12 +41,16 @@ class JoinLimits:
     Attributes:
         pairs: Pairs of configurations, if the joined step has no more configurations than one of the steps.
         growing: Pairs of configurations, if it has more.
+        compared: Comparisons of pairs, after which steps that grow have few pairs.
+        few: These few pairs.
         joined: Configurations of a step that has more.
         sums: Costs that are compared for the steps between.
     """
 
     pairs: int = 2048
-    growing: int = 256
+    growing: int = 2048
+    compared: int = 1 << 29
+    few: int = 256
     joined: int = 64
     sums: int = 1 << 24
 
@@ -186,6 +189,7 @@ class _Joining:
                 del pending[step]
                 if step not in self.steps:
                     continue
+                pairs = pairs if not joined or self.dominance.compared <= limits.compared else limits.few
                 around = self._neighbours(step)
                 if self._chain(step) or self._group(step, pairs, joined, limits.sums):
                     more = [each for neighbour in around for each in self._neighbours(neighbour)]
