@@ -18,11 +18,10 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dimorder.planning.cost_tables import CostTable
 from dimorder.planning.problem import LayoutProblem, Order
 
-_CostTable = NDArray[np.int64]
 MAX_ENTRIES = 1 << 20  # of one table; beyond it the problem is too entangled for this method
 FORBIDDEN = 1 << 50
 
@@ -90,13 +89,13 @@ class _Tables:
     """Costs over variables, which are eliminated by least number of neighbours."""
 
     def __init__(self) -> None:
-        self.tables: dict[int, tuple[tuple[Hashable, ...], _CostTable]] = {}
+        self.tables: dict[int, tuple[tuple[Hashable, ...], CostTable]] = {}
         self.mentions: dict[Hashable, set[int]] = defaultdict(set)
         self.sizes: dict[Hashable, int] = {}
         self.keys = count()
         self.constant = 0
 
-    def add(self, variables: Sequence[Hashable], table: _CostTable) -> None:
+    def add(self, variables: Sequence[Hashable], table: CostTable) -> None:
         """Add a cost; a variable may appear twice (a step that reads one buffer twice)."""
         if len(variables) == 2 and variables[0] == variables[1]:
             variables, table = variables[:1], np.ascontiguousarray(table.diagonal())

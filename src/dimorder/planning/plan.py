@@ -23,6 +23,9 @@ If shares cannot reach the cost, the least cost itself is computed by exact elim
 that needs too large tables, the configurations of one step are split into parts, each with a proof of its own
 (`Branch`). The bound is then the least of theirs. (Lagrangian duality; the shares are the dual values of the
 relaxation in relaxation.py, but nothing here depends on where they come from.)
+
+A proof about a large problem may be one about the reduced problem, which has the same least cost
+(`ReducedProof`). The check then reduces the problem again.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from dimorder.planning.problem import (
     evaluate,
     unit_gcd,
 )
+from dimorder.planning.reduction import reduce
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Branch:
     """A proof by cases: `parts` pairs sets of configurations of one step with a proof for each."""
 
     step: int
-    parts: tuple[tuple[tuple[int, ...], Proof], ...]
+    parts: tuple[tuple[tuple[int, ...], DirectProof], ...]
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,15 @@ class Elimination:
     max_entries: int = MAX_ENTRIES
 
 
-Proof: TypeAlias = Prices | Branch | Elimination
+@dataclass(frozen=True)
+class ReducedProof:
+    """A proof about the problem that `reduction.reduce` makes of this one."""
+
+    proof: DirectProof
+
+
+DirectProof: TypeAlias = Prices | Branch | Elimination
+Proof: TypeAlias = DirectProof | ReducedProof
 
 
 class InvalidProof(ValueError):
@@ -184,6 +196,13 @@ def make_plan(
 
 def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
     """Return what the proof proves: no plan costs less, rounded up to the divisor of all costs."""
+    if isinstance(proof, ReducedProof):
+        reduced = reduce(problem)
+        if reduced is None:
+            raise InvalidProof(
+                "a proof about the reduced problem, but this problem has too large costs for one"
+            )
+        return lower_bound(reduced.problem, proof.proof)
     divisor = unit_gcd(problem, 0)
     if isinstance(proof, Elimination):
         least = least_cost(problem, proof.max_entries)
@@ -193,16 +212,16 @@ def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
     return min(-(-leaf // divisor) * divisor for leaf in _leaf_bounds(problem, proof))
 
 
-def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
+def _leaf_bounds(problem: LayoutProblem, proof: DirectProof) -> Iterator[Fraction]:
     """Yield the bound of every leaf of a proof, over the configurations that its branches leave."""
-    pending: list[tuple[Proof, dict[int, frozenset[int]]]] = [(proof, {})]
+    pending: list[tuple[DirectProof, dict[int, frozenset[int]]]] = [(proof, {})]
     while pending:
         node, allowed = pending.pop()
         if isinstance(node, Prices):
             yield bound_of_prices(problem, node, allowed)
             continue
-        if isinstance(node, Elimination):
-            raise InvalidProof("an elimination inside a branch")
+        if not isinstance(node, Branch):
+            raise InvalidProof("a proof about the whole problem inside a branch")
         if not 0 <= node.step < len(problem.steps):
             raise InvalidProof(f"a branch on step {node.step}, which does not exist")
         step = problem.steps[node.step]

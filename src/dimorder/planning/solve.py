@@ -7,6 +7,8 @@ Units are minimised one after another. If a unit reaches its relaxation's minimu
 keeps exactly the optimal plans. Columns with a reduced cost then stay 0, and rows with a dual value stay
 tight. If the relaxation has a gap, the unit is capped instead. The first unit's bound is then proven by
 elimination or branching.
+
+A large problem is reduced first (reduction.py). Then its proof is about the reduced problem.
 """
 
 from __future__ import annotations
@@ -23,8 +25,18 @@ import numpy as np
 
 from dimorder.planning.elimination import least_cost
 from dimorder.planning.greedy import greedy
-from dimorder.planning.plan import Branch, Elimination, LayoutPlan, Prices, Proof, bound_of_prices, make_plan
+from dimorder.planning.plan import (
+    Branch,
+    DirectProof,
+    Elimination,
+    LayoutPlan,
+    Prices,
+    ReducedProof,
+    bound_of_prices,
+    make_plan,
+)
 from dimorder.planning.problem import Conversion, Cost, InvalidChoice, LayoutProblem, evaluate
+from dimorder.planning.reduction import reduce
 from dimorder.planning.relaxation import (
     TOLERANCE,
     Face,
@@ -38,6 +50,7 @@ from dimorder.planning.relaxation import (
 )
 
 LIMIT_S = 60.0  # for one plan
+LARGE = 4_000  # configurations; a problem with more is reduced first
 Allowed = Mapping[int, frozenset[int]]  # configurations left, by step; all configurations of the other steps
 
 
@@ -54,15 +67,19 @@ def solve(problem: LayoutProblem, *, time_limit_s: float = LIMIT_S) -> LayoutPla
     >>> plan.choice, plan.certificate.lower_bound, plan.certificate.optimal
     ((0, 1), 8, True)
     """
-    search = _Search(problem, time.perf_counter(), time_limit_s)
-    proof, bound = _solve(build(problem), search)
+    started = time.perf_counter()
+    reduced = reduce(problem) if problem.size[1] > LARGE else None
+    search = _Search(problem if reduced is None else reduced.problem, started, time_limit_s)
+    proof, bound = _solve(build(search.problem), search)
     if search.best is None:
         reason = "no plan exists" if search.left else f"no plan within {time_limit_s} s"
         raise InvalidChoice(
             f"layout plan: the problem\n  found: {reason} that avoids the conversions not offered\n"
             "  to do: offer more conversions or configurations"
         )
-    plan = make_plan(problem, search.best[2], solver=search.solver, proof=proof, bound=bound)
+    found = search.best[2]
+    choice, whole = (found, proof) if reduced is None else (reduced.lift(found), ReducedProof(proof))
+    plan = make_plan(problem, choice, solver=search.solver, proof=whole, bound=bound)
     return replace(plan, seconds=time.perf_counter() - search.started)
 
 
@@ -130,7 +147,7 @@ class _Search:
         return self.best is not None and _round_up(bound, divisor) >= self.best[0][0]
 
 
-def _solve(model: Relaxation, search: _Search) -> tuple[Proof, int]:
+def _solve(model: Relaxation, search: _Search) -> tuple[DirectProof, int]:
     """Find the best plan, unit by unit, and prove a bound."""
     root = relax(model, model.objectives[0], model.face(), search.left)
     face = _minimise(model, 0, model.face(), root, search)
@@ -193,7 +210,7 @@ class _OpenCase:
     step: int = -1
     parts: list[tuple[tuple[int, ...], _OpenCase]] = field(default_factory=list)
 
-    def proof(self) -> Proof:
+    def proof(self) -> DirectProof:
         if not self.parts:
             return self.prices
         return Branch(self.step, tuple((part, case.proof()) for part, case in self.parts))
@@ -203,7 +220,7 @@ class _OpenCase:
         return min((case.least() for _, case in self.parts), default=self.bound)
 
 
-def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
+def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple[DirectProof, int]:
     """Prove a bound by prices, else by elimination, else by branching for half of the time left."""
     if relaxed is None:
         return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.divisors[0])
