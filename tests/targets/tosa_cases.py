@@ -170,7 +170,13 @@ MATRICES: dict[str, Case] = {
 
 REDUCTIONS: dict[str, Case] = {
     "running sums of integers and of many elements": (
-        lambda x, i, b: (i.cumsum(2), b.cumsum(1), i.cumprod(1), x.cumsum(1), i.cumsum(1, dtype=torch.float32)),
+        lambda x, i, b: (
+            i.cumsum(2),
+            b.cumsum(1),
+            i.cumprod(1),
+            x.cumsum(1),
+            i.cumsum(1, dtype=torch.float32),
+        ),
         (r(3, 70, 2), I % 3, B),
         (),
     ),

@@ -83,10 +83,15 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def module_of(node: Node) -> str:
+    """Return the path of the user's module that calls an operator, such as `features.0`, or nothing."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
 def where(node: Node) -> str:
     """Return where in the user's source an operator comes from: `file.py:12, in features.0`."""
-    modules = list((node.meta.get("nn_module_stack") or {}).values())
-    module = str(modules[-1][0]) if modules else ""
+    module = module_of(node)
     for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
         line = line.strip()
         is_users = line.startswith('File "') and not line.startswith('File "<')  # torch's code has no file

@@ -8,7 +8,7 @@ Data-Free Quantization Through Weight Equalization and Bias Correction, 2019).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.nodes import module_of
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
@@ -38,21 +39,20 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
     The network runs operator by operator on all examples, each of them flat inputs. Each convolution or
     linear is corrected after those before it. One without a bias of its own is left unchanged.
     """
-    products = {node.name: node for node in quantised.graph.nodes if _own_bias(node) is not None}
-    originals = {node.name: node for node in original.graph.nodes}
-    wanted: dict[str, Tensor] = {}
-    of = {_result(originals[name]): name for name in products if name in originals}
+    wanted: dict[Node, Tensor] = {}
+    pairs = {_result(twin): (twin, node) for twin, node in _twins(original, quantised) if _own_bias(node)}
 
     def record(node: Node, values: _Each) -> _Each:
-        if node in of:
-            wanted[of[node]] = _mean(values, _CHANNELS[originals[of[node]].target])
+        if node in pairs:
+            twin, product = pairs[node]
+            wanted[product] = _mean(values, _CHANNELS[twin.target])
         return values
 
     def correct(node: Node, values: _Each) -> _Each:
-        if node.name not in wanted:
+        if node not in wanted:
             return values
         dim = _CHANNELS[node.target]
-        change = wanted[node.name] - _mean(values, dim)
+        change = wanted[node] - _mean(values, dim)
         added = _add_to_bias(quantised, node, change)
         shape = [1] * values[0].dim()
         shape[dim] = -1
@@ -91,9 +91,30 @@ class _OverExamples(GraphRun):
         return results
 
 
+def _twins(original: GraphModule, quantised: GraphModule) -> Iterator[tuple[Node, Node]]:
+    """Yield the convolutions and linears of both networks in pairs.
+
+    A quantizer may write a recurrent layer out as linears. So the calls of one module are paired only if both
+    networks have equally many.
+    """
+    of_original, of_quantised = _products_by_module(original), _products_by_module(quantised)
+    for module, products in of_original.items():
+        others = of_quantised.get(module, [])
+        if len(products) == len(others):
+            yield from zip(products, others, strict=True)
+
+
+def _products_by_module(network: GraphModule) -> dict[str, list[Node]]:
+    found: dict[str, list[Node]] = {}
+    for node in network.graph.nodes:
+        if node.op == "call_function" and node.target in _CHANNELS:
+            found.setdefault(module_of(node), []).append(node)
+    return found
+
+
 def _own_bias(node: Node) -> Node | None:
     """Return the constant that is the bias of a convolution or linear, and of nothing else."""
-    if node.op != "call_function" or node.target not in _CHANNELS or len(node.args) < 3:
+    if len(node.args) < 3:
         return None
     bias = node.args[2]
     while isinstance(bias, Node) and len(bias.users) == 1:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.graph.nodes import operator_name, where
+from dimorder.graph.nodes import module_of, operator_name, where
 from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.relation import AxisOrder
 from dimorder.plans.network_plan import NetworkPlan
@@ -66,7 +66,7 @@ def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
         buffers = [extracted.buffers[view.buffer] for view in site.views]
         named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
         contract = site.kind in ("input", "output", "state")
-        module = "contract" if contract else _module(site.node) or module
+        module = "contract" if contract else module_of(site.node) or module
         relation = relations.get(site.node)
         note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
         yield OperatorRow(
@@ -112,11 +112,6 @@ def dim_order_family(order: DimOrder, shape: tuple[int, ...]) -> Family:
     if order.equivalent(DimOrder.contiguous(len(shape)), shape):
         return "row-major"
     return "channels-last" if order.equivalent(DimOrder.channels_last(len(shape)), shape) else "permuted"
-
-
-def _module(node: Any) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
 
 
 def _shape(node: Any) -> tuple[int, ...]:
