@@ -34,20 +34,20 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
 
 
 def record_dynamic_dims(programs: Sequence[Graph]) -> None:
-    """Note on each reduction of a network which dimensions of its operand have other sizes at other points.
+    """Note on each reduction and cat which dimensions of its first operand have other sizes at other points.
 
     `nodes.dynamic_dims` reads the note.
     """
-    reductions = ([n for n in graph.nodes if _is_reduction(n)] for graph in programs)
-    for row in zip(*reductions, strict=False):
+    calls = ([n for n in graph.nodes if _keeps_dims_apart(n)] for graph in programs)
+    for row in zip(*calls, strict=False):
         sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=False)
         dims = tuple(dim for dim, each in enumerate(sizes) if len(set(each)) > 1)
         for node in row:
             set_meta(node, DYNAMIC, dims)
 
 
-def _is_reduction(node: Node) -> bool:
-    return elements_of(node.target) is Elements.REDUCES
+def _keeps_dims_apart(node: Node) -> bool:
+    return elements_of(node.target) is Elements.REDUCES or node.target is aten.cat.default
 
 
 def record_uneven_cuts(programs: Sequence[Graph]) -> None:
