@@ -30,7 +30,9 @@ NAMES = slow_but(
 LOOKUP, CAST = "aten::embedding.out", "dim_order_ops::_to_dim_order_copy.out"
 OUTSIDE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bert", "distilbert", "t5_encoder", "gpt2", "llama"), (LOOKUP, CAST)),
-    **dict.fromkeys(("gpt2_step", "whisper_decoder", "mamba", "lstm_tagger", "gru_tagger"), (LOOKUP,)),
+    **dict.fromkeys(
+        ("fnet", "gpt2_step", "whisper_decoder", "mamba", "lstm_tagger", "gru_tagger"), (LOOKUP,)
+    ),
     "clip_text": (LOOKUP, CAST, "aten::eq.Scalar_out", "aten::argmax.out", "aten::index.Tensor_out"),
 }
 REFUSED = {"clip_text": "argmax of torch.int32; TOSA's profile FP has it for floats"}

@@ -5,6 +5,7 @@ bfloat16 it converts and moves, and computes in float32.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import pytest
@@ -66,6 +67,11 @@ STEEP: dict[str, Case] = {
     "mean of large numbers": (lambda x: x.mean((1, 2)), (X * 9000 + 20000,), ()),
     "a thousandth": (lambda x: x * 1e-3, (Y,), ()),
     "a factor below the normal numbers": (lambda x: x * 3000 * 1e-7, (Y,), ()),
+    "hard swish, eight times": (
+        lambda x: functools.reduce(lambda y, _: F.hardswish(y), range(8), x),
+        (X * 900 + 900,),
+        (),
+    ),
     "exponents": (lambda x: torch.exp(x), (Y * 2,), ()),
     "sigmoid of far below 0": (lambda x: torch.sigmoid(x - 11), (Y,), ()),
     "attention beyond float16": (

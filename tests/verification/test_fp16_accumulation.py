@@ -80,3 +80,13 @@ def test_it_is_the_product_but_for_roundings(name: str) -> None:
     assert (got.shape, got.dtype) == (wanted.shape, H)
     assert not torch.equal(got, function(*halves))
     assert (got - wanted).abs().max() < 1e-2 * wanted.abs().max()
+
+
+def test_attention_has_the_strides_of_torchs_own() -> None:
+    """A view joins its heads, as an exported program does."""
+    q, k, v = (r(2, length, 3, 8).to(H).transpose(1, 2) for length in (4, 5, 5))
+    own = F.scaled_dot_product_attention(q, k, v)
+    with HalfSums():
+        got = F.scaled_dot_product_attention(q, k, v)
+    assert got.stride() == own.stride()
+    assert got.transpose(1, 2).view(2, 4, 24).shape == (2, 4, 24)

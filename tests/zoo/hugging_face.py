@@ -140,6 +140,15 @@ def wav2vec2() -> nn.Module:
 
 
 BERT = transformers("BertModel", "BertConfig", **TEXT, intermediate_size=80, max_position_embeddings=40)
+FNET = transformers(  # Fourier transforms of rows and columns in place of attention
+    "FNetModel",
+    "FNetConfig",
+    vocab_size=VOCABULARY,
+    hidden_size=48,
+    num_hidden_layers=2,
+    intermediate_size=80,
+    max_position_embeddings=40,
+)
 DISTILBERT = transformers(
     "DistilBertModel",
     "DistilBertConfig",
@@ -239,6 +248,7 @@ NETWORKS: tuple[Network, ...] = (
     row("segformer", segformer, (1, 3, 96, 128), DEPLOYED),
     row("wav2vec2", wav2vec2, (1, 3200), DEPLOYED),
     row("bert", BERT, text(13), DEPLOYED),
+    row("fnet", FNET, text(13, mask=False), DEPLOYED),
     row("distilbert", DISTILBERT, text(13), DEPLOYED),
     row("t5_encoder", T5, text(13), DEPLOYED),
     row("gpt2", GPT2, text(13), DEPLOYED),

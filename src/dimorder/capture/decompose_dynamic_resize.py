@@ -5,7 +5,8 @@
 3. A resize of a single element repeats it.
 4. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
    this matrix has the weight of each element along that dimension in one element of the result. The weight is
-   1 less the distance between the two places, and 0 from a distance of 1 on.
+   1 less the distance between the two places, and 0 from a distance of 1 on. Half precision is resized in
+   float32 and rounded once, as torch does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import ToFloat
 
-from dimorder.graph.tracing import at_most
+from dimorder.graph.tracing import HALVES, at_most
 from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
@@ -168,7 +169,7 @@ def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
 
 def _by_matmul(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
     """Return whether a resize to dynamic sizes becomes matmuls: not a target's `own`, not too large."""
-    if own or x.dtype != torch.float32 or any(not factor.is_integer() for factor in factors or ()):
+    if own or x.dtype not in _FLOATS or any(not factor.is_integer() for factor in factors or ()):
         return False
     pairs = list(zip(x.shape[2:], _new(x, size, factors), strict=True))
     sizes = list(itertools.chain(*pairs))
@@ -205,7 +206,7 @@ def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
 
 
 def _asks_shuffle(x: Tensor, factor: int) -> bool:
-    return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype == torch.float32
+    return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype in _FLOATS
 
 
 # A function that returns where each place of the result lies among those of the operand. Its arguments are
@@ -218,11 +219,15 @@ def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | N
     sizes = _new(x, size, factors)
     if all(isinstance(old, int) and old == 1 for old in x.shape[2:]):
         return x.expand(-1, -1, *sizes)
-    y, last = x.movedim(1, -1), x.dim() - 2
+    y, last = _cast(x, torch.float32).movedim(1, -1), x.dim() - 2
     for d, (old, new, factor) in enumerate(zip(x.shape[2:], sizes, given, strict=True)):
         weights = _weights(places(old, new, factor), old, x.dim())
         y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
-    return y.movedim(-1, 1)
+    return _cast(y.movedim(-1, 1), x.dtype)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
@@ -279,7 +284,7 @@ def _shuffled(x: Tensor, factor: int) -> Any:
     """Write a pixel shuffle as a transposed convolution, whose taps are channels in a row."""
     taps = factor * factor
     groups = x.shape[1] // taps
-    weight = torch.eye(taps).view(taps, 1, factor, factor).repeat(groups, 1, 1, 1)
+    weight = torch.eye(taps, dtype=x.dtype).view(taps, 1, factor, factor).repeat(groups, 1, 1, 1)
     return aten.conv_transpose2d.input(x, weight, None, [factor] * 2, [0, 0], [0, 0], groups)
 
 
@@ -290,7 +295,7 @@ def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step
     """Return whether a slice has the last steps of a dynamic size, and at most `_FEW` of them."""
     counts = isinstance(start, int) and -_FEW <= start < 0 and step == 1
     ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or start < end < 0))
-    floats = x.dtype == torch.float32 and x.dim() > 1
+    floats = x.dtype in _FLOATS and x.dim() > 1
     return floats and counts and ends and isinstance(x.shape[dim], torch.SymInt)
 
 
@@ -314,7 +319,7 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
             return resized.view(*resized.shape[3 - x.dim() :])[..., several - 1 :].movedim(-1, dim)
         places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
         near = _near(places, x.shape[dim], x.dim())
-        return torch.matmul(near, x.movedim(dim, -2)).movedim(-2, dim)
+        return torch.matmul(_cast(near, x.dtype), x.movedim(dim, -2)).movedim(-2, dim)
 
     def last_step(x: Tensor, dim: int, index: Any) -> Any:
         if not _is_of_end(x, dim, index):
@@ -325,6 +330,7 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 
 
 _STEPS = (aten.slice.Tensor, aten.select.int)
+_FLOATS = HALVES | {torch.float32}
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
 _LARGEST = 1 << 20  # the most elements of a matrix
 _NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)

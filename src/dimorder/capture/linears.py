@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ _SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 
 @dataclass(frozen=True)
 class Linear:
-    """A float32 linear or convolution with a constant weight that nothing else reads.
+    """A linear or convolution of floats with a constant weight that nothing else reads.
 
     Its bias is a constant or None. `features` is the dimension of the channels in its result.
     """
@@ -42,11 +42,16 @@ class Linear:
     features: int
 
     @staticmethod
-    def of(module: GraphModule, node: Node) -> Linear | None:
-        """Return the `Linear` of a call; None for any other call, and for a weight of integers."""
+    def of(
+        module: GraphModule, node: Node, dtypes: Collection[torch.dtype] = (torch.float32,)
+    ) -> Linear | None:
+        """Return the `Linear` of a call; None for any other call, and for integers or another type.
+
+        New weights are computed in float32 alone. Weights that are only moved may have half precision.
+        """
         if node.target not in (aten.linear.default, aten.convolution.default) or node.kwargs:
             return None
-        weight, bias = (_float32(module, each) for each in (*node.args[1:3], None)[:2])
+        weight, bias = (_floats(module, each, dtypes) for each in (*node.args[1:3], None)[:2])
         named: Any = node.args[1]
         if weight is None or len(named.users) > 1 or (bias is None and node.args[2:3] not in ((), (None,))):
             return None
@@ -93,20 +98,22 @@ class Linear:
         )
 
     def add_constant(self, role: str, value: Tensor) -> Node:
-        """Write a float32 constant where the graph inserts, named after the weight and its role."""
+        """Write a constant of the weight's type where the graph inserts, named after the weight and role."""
         name = f"{self.node.args[1].target}_{role}"  # type: ignore[union-attr]
         free = (name, *(f"{name}_{i}" for i in range(1, len(self.node.graph.nodes))))
         name = next(each for each in free if not hasattr(self.module, each))
-        self.module.register_buffer(name, value.to(torch.float32).contiguous())
+        self.module.register_buffer(name, value.to(self.weight.dtype).contiguous())
         return add_constant(self.node.graph, name, getattr(self.module, name))
 
 
-def _float32(module: GraphModule, value: Any) -> Tensor | None:
-    """Return the float32 constant of a node; None for computed values, other types and integers."""
+def _floats(
+    module: GraphModule, value: Any, dtypes: Collection[torch.dtype] = (torch.float32,)
+) -> Tensor | None:
+    """Return the constant of a node; None for computed values, other types and integers."""
     if not isinstance(value, Node) or value.op != "get_attr":
         return None
     tensor: Tensor = getattr(module, str(value.target))
-    return None if isinstance(tensor, Scaled) or tensor.dtype != torch.float32 else tensor
+    return None if isinstance(tensor, Scaled) or tensor.dtype not in dtypes else tensor
 
 
 def is_relabel(node: Node) -> bool:
@@ -131,7 +138,7 @@ def constant(module: GraphModule, value: Any) -> Tensor | None:
     """Return a number or a float32 constant in float64, or None for anything else."""
     if isinstance(value, (int, float)):
         return torch.tensor(value, dtype=torch.float64)
-    tensor = _float32(module, value)
+    tensor = _floats(module, value)
     return None if tensor is None else tensor.double()
 
 

@@ -1,4 +1,7 @@
-"""List the passes that rewrite linears and convolutions, and run them on a network at one size or several."""
+"""List the passes that rewrite linears and convolutions, and run them on a network at one size or several.
+
+Heads of attention are split and merged in quantized networks too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from dimorder.capture.captured import Captured
 from dimorder.capture.fold_into_weights import fold_into_weights
 from dimorder.capture.merge_parallel_linear import merge_parallel_linear
 from dimorder.capture.passes import graph_faults
+from dimorder.capture.slice_attention_heads import slice_attention_heads
 from dimorder.capture.split_attention_heads import HeadLimits, split_attention_heads
 from dimorder.capture.split_packed_linear import split_packed_linear
 from dimorder.graph.nodes import graph_module
@@ -28,7 +32,7 @@ def rewrite_linears(
 ) -> list[Captured]:
     """Rewrite the linears of the same network at several sizes, with the values of its `varying` sizes.
 
-    Programs stay as they are if they are quantized, or if the sizes decide what can be folded.
+    Programs stay as they are if the sizes decide what can be folded.
 
     >>> from dimorder.capture.captured import capture
     >>> net = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
@@ -40,7 +44,7 @@ def rewrite_linears(
     >>> operators(rewrite_linears([program], None)[0])
     ['aten.layer_norm.default', 'aten.linear.default']
     """
-    if any(is_quantized(program.module) for program in programs):
+    if varying is None and any(is_quantized(program.module) for program in programs):
         return list(programs)
     rewritten = [
         replace(program, module=_rewritten(program.module, fewest, heads, sizes))
@@ -65,7 +69,11 @@ def _rewritten(
 ) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    copy = run_passes(linear_passes(fewest, heads, varying), graph_module(module, graph))
+    passes = [] if is_quantized(module) else [*linear_passes(fewest, heads, varying)]
+    if heads is not None and varying:
+        slices = partial(slice_attention_heads, most=heads.most_joined, varying=varying)
+        passes.append(Pass("slice attention heads", slices, (graph_faults,), (graph_faults,)))
+    copy = run_passes(passes, graph_module(module, graph))
     return graph_module(copy, copy.graph)  # without the constants that nothing reads
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.linears import Linear, constant, is_relabel, linear_before, scaled_inputs
-from dimorder.graph.nodes import add_call, args_of, replace_node
-from dimorder.graph.tracing import shape_of
+from dimorder.capture.slice_attention_heads import call_like, is_stuck, reshaped
+from dimorder.graph.nodes import args_of, replace_node
+from dimorder.graph.tracing import HALVES, shape_of
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ class HeadLimits:
 def split_attention_heads(module: GraphModule, limits: HeadLimits, varying: Collection[int] = ()) -> None:
     """Replace a linear and the permute of its attention heads by a matmul per head, in place.
 
-    If a reshape would give several of the `varying` sizes, heads of any size are split, and joined by slices.
+    If a reshape would give several of the `varying` sizes, heads of any size and of half precision are split.
 
     >>> class Heads(torch.nn.Module):
     ...     def forward(self, x, w=torch.ones(96, 5)):
@@ -52,15 +52,13 @@ def split_attention_heads(module: GraphModule, limits: HeadLimits, varying: Coll
             _drop_bias_of_keys(module, softmax)
             _move_bias_of_values(module, softmax)
     for node in list(module.graph.find_nodes(op="call_function", target=aten.linear.default)):
-        linear = Linear.of(module, node)
+        linear = Linear.of(module, node, HALVES | {torch.float32})
         heads = None if linear is None else _heads(linear)
         if linear is not None and heads is not None:
-            stuck = any(_is_stuck(move, varying) for move in heads.moves)
-            if stuck or heads.size % limits.channels == 0:
+            stuck = any(is_stuck(move, varying) for move in heads.moves)
+            is_faster = heads.size % limits.channels == 0 and linear.weight.dtype == torch.float32
+            if stuck or is_faster:
                 _split(linear, heads)
-    for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default):
-        if _is_stuck(node, varying):
-            _join(node, limits.most_joined)
     module.graph.eliminate_dead_code()
 
 
@@ -197,16 +195,16 @@ def _split(linear: Linear, heads: _Heads) -> None:
     inputs, ones = linear.weight.shape[1], [1] * len(outer)
     shape = [*outer, heads.count, rows, heads.size]
     with graph.inserting_before(end):
-        x = _reshaped(linear.node, _in_order(linear.node, read, heads.rows), [*outer, 1, rows, inputs])
+        x = reshaped(linear.node, _in_order(linear.node, read, heads.rows), [*outer, 1, rows, inputs])
         apart = linear.weight.reshape(*ones, heads.count, heads.size, inputs).transpose(-2, -1)
-        y = _call(linear.node, aten.matmul.default, shape, x, linear.add_constant("heads", apart))
+        y = call_like(linear.node, aten.matmul.default, shape, x, linear.add_constant("heads", apart))
         if linear.bias is not None:
             bias = linear.add_constant("heads_bias", linear.bias.reshape(*ones, heads.count, 1, heads.size))
-            y = _call(linear.node, aten.add.Tensor, shape, y, bias)
+            y = call_like(linear.node, aten.add.Tensor, shape, y, bias)
         if heads.turned:
             swap = [*range(len(outer) + 1), len(outer) + 2, len(outer) + 1]
-            y = _call(linear.node, aten.permute.default, [shape[d] for d in swap], y, swap)
-        end.replace_all_uses_with(_reshaped(linear.node, y, shape_of(end)))
+            y = call_like(linear.node, aten.permute.default, [shape[d] for d in swap], y, swap)
+        end.replace_all_uses_with(reshaped(linear.node, y, shape_of(end)))
 
 
 def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
@@ -216,38 +214,10 @@ def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
         return read
     shape = [*(rows[i][1] for i in stored), shape_of(read)[-1]]
     dims = [*(stored.index(i) for i in range(len(rows))), len(rows)]
-    return _call(like, aten.permute.default, [shape[d] for d in dims], _reshaped(like, read, shape), dims)
+    return call_like(like, aten.permute.default, [shape[d] for d in dims], reshaped(like, read, shape), dims)
 
 
-def _join(reshape: Node, most: int) -> None:
-    """Replace a permute that moves heads after rows, and the reshape that merges them, by joined slices."""
-    turned, shape = args_of(reshape)[0], shape_of(reshape)
-    rank = len(shape) + 1
-    order = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
-    if turned.target is not aten.permute.default or rank < 3 or list(args_of(turned)[1]) != order:
-        return
-    value = args_of(turned)[0]
-    *_, count, _, size = shape_of(value)
-    if shape_of(turned)[:-2] != shape[:-1] or count > most:
-        return
-    with reshape.graph.inserting_before(reshape):
-        piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]
-        joined = value
-        if count > 1:
-            cuts = [(value, rank - 3, i, i + 1, 1) for i in range(count)]
-            pieces = [_call(value, aten.slice.Tensor, piece, *cut) for cut in cuts]
-            wide = [*piece[:-1], count * size]
-            joined = _call(reshape, aten.cat.default, wide, pieces, rank - 1)
-        joined = _reshaped(reshape, joined, shape)
-    reshape.replace_all_uses_with(joined)
-
-
-# -- calls
-
-
-def _is_stuck(move: Node, varying: Collection[int]) -> bool:
-    """Return whether a reshape gives several dynamic sizes."""
-    return move.target is aten.reshape.default and sum(size in varying for size in shape_of(move)) > 1
+# -- views
 
 
 def _only_reader(node: Node) -> Node | None:
@@ -262,12 +232,3 @@ def _views_after(node: Node) -> list[Node]:
         moves.append(reader)
         reader = _only_reader(reader)
     return moves
-
-
-def _call(like: Node, target: Any, shape: Sequence[int], *args: Any) -> Node:
-    return add_call(like.graph, target, args, like=like, value=like.meta["val"].new_empty(shape))
-
-
-def _reshaped(like: Node, value: Node, shape: Sequence[int]) -> Node:
-    same = shape_of(value) == tuple(shape)
-    return value if same else _call(like, aten.reshape.default, shape, value, list(shape))

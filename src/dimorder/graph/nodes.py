@@ -20,7 +20,7 @@ SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node
 EXPORTED = "exported"  # the name of the exported program's node that a node was written for
 CUTS = "cuts"  # (dimension, first, end), one after the other: what a value keeps of that node's value
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
-DYNAMIC = "dynamic"  # the dimensions of a reduction's operand that have dynamic sizes
+DYNAMIC = "dynamic"  # the dimensions of the first operand of a reduction or cat that have dynamic sizes
 RESIZES = "resizes"  # whether a call changes a size by a number computed from sizes, which may be 0
 UNEVEN = "uneven"  # whether the pieces of a call's dimensions divide each other at some sizes alone
 CUSTOM = "custom"  # what torch.export keeps: by the name of a tool, what that tool notes
@@ -68,7 +68,7 @@ def is_uneven(node: Node) -> bool:
 
 
 def dynamic_dims(node: Node) -> tuple[int, ...]:
-    """Return which dimensions of a call's operand have dynamic sizes, if it computes along dimensions."""
+    """Return which dimensions of the first operand of a cat, or of what computes along some, are dynamic."""
     dims: tuple[int, ...] = node.meta.get(DYNAMIC, ())
     return dims
 

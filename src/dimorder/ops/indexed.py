@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of, is_uneven, may_resize, piece_of
+from dimorder.graph.nodes import args_of, dynamic_dims, is_uneven, may_resize, piece_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
@@ -161,9 +161,21 @@ def _relate_slice_of_constant(node: torch.fx.Node) -> Relation:
 
 
 def _lower_cat(c: Call) -> None:
-    cut = c.labelled("cut")
-    groups = c.split(leads=cut)
+    """Lower to physical dimensions in which no dynamic size is merged with another.
+
+    A view could not part them.
+
+    If all operands have size 1 in the cut dimension, it takes the place of a dimension of 1 that they have.
+    """
+    cut, dynamic = c.labelled("cut"), dynamic_dims(c.node)
+    several = len(dynamic) > 1
+    groups = c.split(leads=[*cut, *(c.labelled(*(f"d.{dim}" for dim in dynamic)) if several else [])])
     dim = c.positions(groups, cut)[0]
+    operands, along = args_of(c.node)
+    are_single = all(shape_of(operand)[along] == 1 for operand in operands)
+    if several and are_single and dim and not groups[dim - 1]:
+        del groups[dim - 1]
+        dim -= 1
     c.give(c.b.call(c.target, c.all_operands(groups), dim), groups)
 
 

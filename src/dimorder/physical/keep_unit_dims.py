@@ -101,7 +101,7 @@ def _takes_dims(node: Node) -> bool:
     if elements_of(node.target) not in _ALONG_DIMS:
         return False
     arguments = node.target._schema.arguments  # type: ignore[union-attr]  # elements are those of overloads
-    return len(arguments) > 1 and arguments[1].name == "dim"
+    return len(arguments) > 1 and arguments[1].name in ("dim", "dims")
 
 
 class _Lift:

@@ -35,16 +35,20 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
 
 
 def record_dynamic_dims(programs: Sequence[Graph]) -> None:
-    """Note on what computes along dimensions which of its operand's have other sizes at other points.
+    """Note on a cat, and on what computes along dimensions, which of its first operand's have several sizes.
 
     `nodes.dynamic_dims` reads the note.
     """
-    calls = ([n for n in graph.nodes if elements_of(n.target) in _ALONG_DIMS] for graph in programs)
+    calls = ([n for n in graph.nodes if _is_along_dims(n)] for graph in programs)
     for row in zip(*calls, strict=False):
         sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=False)
         dims = tuple(dim for dim, each in enumerate(sizes) if len(set(each)) > 1)
         for node in row:
             set_meta(node, DYNAMIC, dims)
+
+
+def _is_along_dims(node: Node) -> bool:
+    return elements_of(node.target) in _ALONG_DIMS or node.target is aten.cat.default
 
 
 def record_uneven_cuts(programs: Sequence[Graph]) -> None:

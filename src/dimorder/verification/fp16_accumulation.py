@@ -143,7 +143,9 @@ def _attention(
         scores = scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
     if attn_mask is not None:
         scores = scores + attn_mask
-    return _matmul(torch.softmax(scores, -1), value), scores.float().logsumexp(-1)
+    by_head = _matmul(torch.softmax(scores, -1), value)
+    # in the strides of torch's kernel, which a view after it needs
+    return by_head.transpose(1, 2).contiguous().transpose(1, 2), scores.float().logsumexp(-1)
 
 
 _PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(

@@ -76,6 +76,10 @@ class Reference:
     def is_half(self) -> bool:
         return self.eps > torch.finfo(torch.float32).eps
 
+    @property
+    def is_float16(self) -> bool:
+        return self.eps == torch.finfo(torch.float16).eps
+
     def _require_as_exact(self, i: int, got: torch.Tensor, error: float, what: str, half_sums: bool) -> None:
         """Check that an output is no farther from float64 than the network's, within what rounding explains.
 
@@ -97,8 +101,7 @@ class Reference:
             raise wrong(what, self.named(i), error)
         eager = error_in_float64(self.expected[i], wide[i])
         found = max(eager, error_in_float64(got, wide[i]))
-        is_float16 = self.eps == torch.finfo(torch.float16).eps
-        if half_sums and is_float16 and floating and eager <= allowed < found:
+        if half_sums and self.is_float16 and floating and eager <= allowed < found:
             inexact = error_in_float64(self._summed_in_half[i], wide[i])
             allowed = factor * inexact
             if allowed > most:

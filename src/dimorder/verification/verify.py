@@ -33,6 +33,7 @@ from dimorder.graph.interpreter import GraphRun
 from dimorder.layout.rewrite import at_boundary, from_boundary
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.verification.flat_network import flat_network, takes_floats
+from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import Float64Run, FunctionalProgram, NoisyRun
 from dimorder.verification.random_inputs import (
     changed,
@@ -198,7 +199,7 @@ class Trial:
             VerificationError: if an output is farther off than rounding explains.
         """
         error = self.compare_once(run, what, half_sums)
-        self._require_steep(run, what)
+        self._require_steep(run, what, half_sums)
         return error
 
     def compare_selected(self, run: Run, selections: Selections, what: str, half_sums: bool = True) -> float:
@@ -223,7 +224,7 @@ class Trial:
         expected = functional.run(leaves, narrow)
         reference = Reference(expected, lambda: functional, leaves, self._eps, self._named, narrow, wide)
         error = reference.compare(got, what, half_sums)
-        self._require_steep(recorded, what, selections)
+        self._require_steep(recorded, what, half_sums, selections)
         return error
 
     def require_same(self, run: Run, other: Run, what: str) -> None:
@@ -234,12 +235,14 @@ class Trial:
             if not torch.equal(*pair):
                 raise wrong(what, self._named(i), relative_error(*pair))
 
-    def _require_steep(self, run: Run, what: str, selections: Selections | None = None) -> None:
+    def _require_steep(
+        self, run: Run, what: str, half_sums: bool, selections: Selections | None = None
+    ) -> None:
         """Check a run on steep inputs, where the places that are selected need not be the best ones."""
         if any(map(torch.is_floating_point, self.inputs)):
             # A number that is rounded to either side of a step differs once.
-            first = self._steep_faults(run, 2, selections)
-            if first and self._steep_faults(run, 3, selections):
+            first = self._steep_faults(run, 2, half_sums, selections)
+            if first and self._steep_faults(run, 3, half_sums, selections):
                 found = f"{first[0]} on inputs of many magnitudes"
                 raise VerificationError(what, found, "report this network: a rule, or the target, is wrong")
 
@@ -292,8 +295,8 @@ class Trial:
             got += [from_boundary(*pair) for pair in zip(given, self.contract.outputs, strict=True)]
         return got
 
-    def _steep_faults(self, run: Run, seed: int, selections: Selections | None) -> list[str]:
-        """Return the outputs that differ by more than a small change of the inputs explains.
+    def _steep_faults(self, run: Run, seed: int, half_sums: bool, selections: Selections | None) -> list[str]:
+        """Return the outputs that differ by more than a small change of the inputs, or float16 sums, explain.
 
         Outputs of integers are not compared.
         """
@@ -331,6 +334,9 @@ class Trial:
         errors = beyond(moved)
         # If operators rounded otherwise, two values that tie may differ.
         errors = beyond(self._exported_outputs(follow(NoisyRun), steep.network_inputs)) if errors else {}
+        if errors and half_sums and self._reference.is_float16:  # a sum of finite terms may overflow
+            with HalfSums():
+                errors = beyond(self._exported_outputs(follow(GraphRun), steep.network_inputs))
         return [
             f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value"
             for i, error in errors.items()

@@ -29,7 +29,7 @@ def _rounded(graph: XnnGraph) -> list[int]:
 
     These are the integers and outputs that floats were rounded to, and each result of half precision. Floats
     that are quantised dynamically are among them, and the linears and convolutions of these. A float that was
-    dequantised or moved is not.
+    dequantised or moved is not. Inputs are not either: they are results of other parts.
     """
     floats, found = {value.id for value in graph.values if value.is_rounded}, list[int]()
     for node in graph.nodes:
@@ -38,7 +38,7 @@ def _rounded(graph: XnnGraph) -> list[int]:
         if result.integer_type is not None:
             found += [result.id] if reads else []
         elif result.nonbatch is not None:
-            found += reads
+            found += reads.difference(graph.inputs)
         elif graph.is_dynamic(node):
             found.append(result.id)
             floats.add(result.id)

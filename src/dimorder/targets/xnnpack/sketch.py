@@ -17,6 +17,7 @@ from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeEr
 from dimorder.graph.nodes import operator_name, origin_of, results
 from dimorder.graph.passes import FIX
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from dimorder.graph.tracing import is_half
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError
 from dimorder.sizes.specialization import specialize
@@ -97,6 +98,8 @@ def unfit_sizes(
     for size in dict.fromkeys(itertools.chain(*itertools.chain(*shapes))):
         if isinstance(size, DynamicSize):
             sketch.input((size,))
+            if is_half(call):
+                sketch.input((size,), results(call)[0].dtype)
     try:
         result = operators.build(sketch, call, resolve, numbers[call])
         for view in result if isinstance(result, list) else [result]:

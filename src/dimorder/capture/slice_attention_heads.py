@@ -1,0 +1,110 @@
+"""Split and merge attention heads by slices, if a reshape would give several dynamic sizes.
+
+XNNPACK derives only one size of a reshape. A slice takes one head, and a concatenation puts heads in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.nodes import add_call, args_of
+from dimorder.graph.tracing import shape_of
+
+aten = torch.ops.aten
+
+
+def slice_attention_heads(module: GraphModule, most: int, varying: Collection[int]) -> None:
+    """Write reshapes that split or merge at most `most` heads as slices and concatenations, in place.
+
+    It does so only if the reshape gives several of the `varying` sizes.
+
+    >>> class Heads(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.view(2, 7, 3, 32).transpose(1, 2)
+    >>> from dimorder.capture.captured import capture
+    >>> module = capture(Heads(), (torch.ones(2, 7, 96),)).module
+    >>> slice_attention_heads(module, 32, {2, 7})
+    >>> print(*(node.name for node in module.graph.nodes if node.op == "call_function"))
+    reshape_default_1 slice_tensor slice_tensor_1 slice_tensor_2 cat_default
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default):
+        if is_stuck(node, varying):
+            _split(node, most)
+            _merge(node, most)
+    module.graph.eliminate_dead_code()
+
+
+def is_stuck(move: Node, varying: Collection[int]) -> bool:
+    """Return whether a reshape gives several dynamic sizes."""
+    return move.target is aten.reshape.default and sum(size in varying for size in shape_of(move)) > 1
+
+
+def _split(reshape: Node, most: int) -> None:
+    """Replace a reshape that splits heads from channels, if all readers move the heads before the rows."""
+    (value, *_), shape = args_of(reshape), shape_of(reshape)
+    *outer, rows, count, size = (*[1] * (3 - len(shape)), *shape)
+    rank = len(shape)
+    permutes = [user for user in reshape.users if user.target is aten.permute.default]
+    if rank < 3 or shape_of(value) != (*outer, rows, count * size) or not 1 < count <= most:
+        return
+    if len(permutes) < len(reshape.users) or not all(_moves_heads(user, rank) for user in permutes):
+        return
+    with reshape.graph.inserting_before(reshape):
+        wide = reshaped(reshape, value, [*outer, 1, rows, count * size])
+        cuts = [(wide, rank - 1, i * size, (i + 1) * size, 1) for i in range(count)]
+        pieces = [call_like(reshape, aten.slice.Tensor, [*outer, 1, rows, size], *cut) for cut in cuts]
+        heads = call_like(reshape, aten.cat.default, [*outer, count, rows, size], pieces, rank - 3)
+    swapped = _swapped(rank)
+    for permute in permutes:
+        order, moved = [swapped[d] for d in args_of(permute)[1]], heads
+        if order != list(range(rank)):
+            with reshape.graph.inserting_before(permute):
+                moved = call_like(permute, aten.permute.default, shape_of(permute), heads, order)
+        permute.replace_all_uses_with(moved)
+
+
+def _moves_heads(permute: Node, rank: int) -> bool:
+    order = list(args_of(permute)[1])
+    return order.index(rank - 2) < order.index(rank - 3)
+
+
+def _swapped(rank: int) -> list[int]:
+    """Return the order of dimensions with heads before rows."""
+    return [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+
+
+def _merge(reshape: Node, most: int) -> None:
+    """Replace a permute that moves heads after rows, and the reshape that merges them, by joined slices."""
+    turned, shape = args_of(reshape)[0], shape_of(reshape)
+    rank = len(shape) + 1
+    if turned.target is not aten.permute.default or rank < 3 or list(args_of(turned)[1]) != _swapped(rank):
+        return
+    value = args_of(turned)[0]
+    *_, count, _, size = shape_of(value)
+    if shape_of(turned)[:-2] != shape[:-1] or count > most:
+        return
+    with reshape.graph.inserting_before(reshape):
+        piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]
+        joined = value
+        if count > 1:
+            cuts = [(value, rank - 3, i, i + 1, 1) for i in range(count)]
+            pieces = [call_like(value, aten.slice.Tensor, piece, *cut) for cut in cuts]
+            wide = [*piece[:-1], count * size]
+            joined = call_like(reshape, aten.cat.default, wide, pieces, rank - 1)
+        joined = reshaped(reshape, joined, shape)
+    reshape.replace_all_uses_with(joined)
+
+
+def call_like(like: Node, target: Any, shape: Sequence[int], *args: Any) -> Node:
+    """Write a call whose result has the type of another node's, and this shape."""
+    return add_call(like.graph, target, args, like=like, value=like.meta["val"].new_empty(shape))
+
+
+def reshaped(like: Node, value: Node, shape: Sequence[int]) -> Node:
+    """Write a reshape of a value, if its shape differs."""
+    same = shape_of(value) == tuple(shape)
+    return value if same else call_like(like, aten.reshape.default, shape, value, list(shape))

@@ -1,0 +1,115 @@
+"""Reshapes that split and merge attention heads become slices where two sizes are dynamic."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from dimorder.capture.captured import Captured, capture
+from dimorder.capture.slice_attention_heads import slice_attention_heads
+
+X = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(0))
+VARYING = {2, 7}
+
+
+class Heads(nn.Module):
+    """Heads that are split and moved by each of several permutes, computed, moved back and merged."""
+
+    def __init__(self, *orders: tuple[int, ...]) -> None:
+        super().__init__()
+        self.orders = orders
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        heads = x.view(x.shape[0], x.shape[1], 3, 4)
+        return [heads.permute(order).exp() for order in self.orders]
+
+
+class Merged(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(2, 3, 7, 4).exp().transpose(1, 2).reshape(2, 7, 12)
+
+
+def rewritten(net: nn.Module, most: int = 32) -> tuple[Captured, list[str]]:
+    program = capture(net, (X,))
+    wanted = program.module(X)
+    slice_attention_heads(program.module, most, VARYING)
+    program.module.recompile()
+    for got, each in zip(program.module(X), wanted, strict=True):
+        assert torch.equal(got, each)
+    calls = (str(n.target).split(".")[1] for n in program.module.graph.nodes if n.op == "call_function")
+    return program, [name for name in calls if name != "exp"]
+
+
+SLICES = ["slice"] * 3
+
+
+@pytest.mark.parametrize(
+    ("orders", "calls"),
+    [
+        ([(0, 2, 1, 3)], ["reshape", *SLICES, "cat"]),
+        ([(0, 2, 1, 3), (0, 2, 3, 1)], ["reshape", *SLICES, "cat", "permute"]),
+        ([(2, 0, 1, 3)], ["reshape", *SLICES, "cat", "permute"]),
+        ([(0, 1, 3, 2)], ["reshape", "permute"]),  # rows come before heads
+        ([(0, 2, 1, 3), (0, 1, 2, 3)], ["reshape", "permute"]),  # one reader has rows before heads
+    ],
+)
+def test_heads_are_split_by_slices(orders: list[tuple[int, ...]], calls: list[str]) -> None:
+    assert rewritten(Heads(*orders))[1] == calls
+
+
+def test_heads_are_merged_by_slices() -> None:
+    assert rewritten(Merged())[1] == ["reshape", *SLICES, "cat", "reshape"]
+
+
+@pytest.mark.parametrize("net", [Heads((0, 2, 1, 3)), Merged()])
+def test_many_heads_stay(net: nn.Module) -> None:
+    assert "cat" not in rewritten(net, most=2)[1]
+
+
+class Attention(nn.Module):
+    """Attention that many networks write, without a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(24, 24) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (p(x).view(n, length, 4, 6).transpose(1, 2) for p in (self.q, self.k, self.v))
+        y = (q @ k.transpose(2, 3) / 6**0.5).softmax(-1) @ v
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(n, length, 24)))
+
+
+def attention() -> nn.Module:
+    torch.manual_seed(0)
+    return Attention().eval()
+
+
+ROWS = ({0: Dim("N", min=1, max=6), 1: Dim("L", min=2, max=20)},)
+
+
+@pytest.mark.parametrize(
+    "kind", ["float16", "dynamic int8", pytest.param("static int8", marks=pytest.mark.slow)]
+)
+def test_attention_over_a_batch_and_a_length_is_one_delegate(kind: str) -> None:
+    pytest.importorskip("executorch")
+    pytest.importorskip("torchao")
+    import dimorder
+    from tests.targets.quantised import by_xnnpack, by_xnnpack_dynamically
+
+    x, net = torch.randn(3, 7, 24), attention()
+    given, made = (x.half(), net.half()) if kind == "float16" else (x, net)
+    if kind != "float16":
+        made = (by_xnnpack if kind == "static int8" else by_xnnpack_dynamically)(net, x, dims=ROWS)
+    lowered = dimorder.lower(made, (given,), dynamic_shapes=ROWS, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    assert "aten::permute_copy.out" not in lowered.artifact.outside
+    for shape in ((1, 2, 24), (6, 20, 24), (2, 9, 24)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            wanted = attention()(x)
+        assert (lowered.run(x.to(given.dtype)) - wanted).norm() <= 0.05 * wanted.norm()
