@@ -126,6 +126,10 @@ class Integers:
 
     def along(self, dim: int) -> Tensor | None:
         """Return the scales along a dimension, or None if they also differ along another one."""
+        if all(stride == 0 for d, stride in enumerate(self.scales.stride()) if d != dim):  # it is expanded
+            return self.scales[
+                tuple(slice(None) if d == dim else 0 for d in range(self.scales.dim()))
+            ].contiguous()
         along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
         return along[:, 0].contiguous() if bool((along == along[:, :1]).all()) else None
 

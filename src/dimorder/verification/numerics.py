@@ -274,9 +274,13 @@ class RoundingsRun(Float64Run):
 
 
 def _wide(value: Any) -> Any:
-    if isinstance(value, Scaled) and value.integers.per_channel():
-        integers = value.integers
-        return (integers.values.double() - integers.zero_point) * integers.scales.double()
+    channels = value.integers.per_channel() if isinstance(value, Scaled) else None
+    if channels is not None:
+        scales, dim = channels
+        along = [-1 if d == dim else 1 for d in range(value.dim())]
+        # In place: a large table of weights is widened for each run.
+        centred = value.integers.values.double().sub_(value.integers.zero_point)
+        return centred.mul_(scales.double().reshape(along))
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
