@@ -123,6 +123,13 @@ OPERATORS: dict[str, Case] = {
         "aten.gt.Scalar",
         "the integer 2147483648, which is beyond INT32",
     ),
+    "bytes added up at places": (
+        lambda x: torch.index_put(x, (torch.tensor([2, 0, 2]),), x[:1], accumulate=True),
+        (torch.arange(21, dtype=torch.int8).reshape(3, 7),),
+        (),
+        "aten.index_put",
+        "3 indices added up in a torch.int8 tensor of 21 elements",
+    ),
     "an operator that TOSA lacks": (
         lambda x: torch.signbit(x),
         (r(3, 7),),

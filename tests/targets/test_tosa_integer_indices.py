@@ -25,6 +25,7 @@ aten = torch.ops.aten
 
 X = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(1))
 V = torch.randn(2, 7, generator=torch.Generator().manual_seed(2)).clamp(-2, 2)
+MANY = torch.randn(1031, 64, generator=torch.Generator().manual_seed(4)).clamp(-2, 2)
 ROWS, COLUMNS = torch.tensor([2, 0]), torch.tensor([4, 1])
 FROM_END, TWICE = COLUMNS - 5, torch.tensor([1, 1])
 OF_ROWS = torch.tensor([[[0], [4], [2]], [[1], [1], [3]], [[2], [0], [4]]]).expand(3, 3, 7).contiguous()
@@ -47,6 +48,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], set[str]]] = {
         lambda m, x, v, i, j: aten.index_put(x, [i, j], v, accumulate=True),
         (X, V, ROWS, COLUMNS),
         {"GATHER", "REDUCE_MAX"},
+    ),
+    "many rows written": (  # so many that their places are not compared with all others
+        lambda m, x, v, i: aten.index_put(x, [i], v),
+        (MANY, MANY[300:600].flip(0), torch.arange(300) * 3 % 1031),
+        {"SCATTER"},
     ),
     "a row written twice": (lambda m, x, v, i: aten.index_put(x, [i, i], v), (X, V, TWICE), {"REDUCE_MAX"}),
 }

@@ -111,14 +111,19 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
         again = w.op("REDUCE_ANY", [w.elementwise("LOGICAL_AND", again, later)], (count, 1), axis=1)
         last = w.elementwise("LOGICAL_NOT", w.reshape(again, (1, count, 1)))
         here = w.elementwise("LOGICAL_AND", here, last)
-    in_bytes = x.dtype in ("INT8", "INT16")  # of which TOSA has no sums
-    none, reduce = (torch.iinfo(WIDEST[x.dtype]).min, "REDUCE_MAX") if in_bytes else (0, "REDUCE_SUM")
+    dtype = WIDEST[x.dtype]
+    none, reduce = (0, "REDUCE_SUM") if _has_sums(dtype) else (torch.iinfo(dtype).min, "REDUCE_MAX")
     there = w.elementwise("SELECT", here, values, w.number(none, x.dtype))
     total = w.op(reduce, [there], (rows, 1, inner), axis=1)
     if a.accumulate:
         return w.reshape(add(w, x, total), a.shape)
     written = w.op("REDUCE_ANY", [here], (rows, 1, 1), axis=1)
     return w.reshape(w.elementwise("SELECT", written, total, x), a.shape)
+
+
+def _has_sums(dtype: torch.dtype) -> bool:
+    """Return whether TOSA adds up elements of a type."""
+    return dtype not in (torch.int8, torch.int16)
 
 
 def _is_compared(a: Arguments, count: int) -> bool:
@@ -135,7 +140,7 @@ def _check_index_put(a: Arguments) -> str | None:
     whole = [length for each, length in zip(sizes, size(a.self), strict=False) if each is None]
     named = torch.broadcast_shapes(*(each for each in sizes if each is not None))
     count = math.prod(named) * math.prod(whole)
-    if a.accumulate and not _is_compared(a, count):
+    if a.accumulate and not (_is_compared(a, count) and _has_sums(a.dtype)):
         return f"{count} indices added up in a {a.dtype} tensor of {math.prod(a.shape)} elements"
     return check_indices(a)
 

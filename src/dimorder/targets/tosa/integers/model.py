@@ -213,8 +213,16 @@ def _avg_pool(n: TosaNode, x: Tensor, zero: Tensor, to_zero: Tensor) -> Tensor:
 
 
 def _gather(n: TosaNode, x: Tensor, indices: Tensor) -> Tensor:
-    at = indices.to(torch.int64)[:, :, None].expand(-1, -1, x.shape[2])
-    return x.gather(1, at)
+    return x.gather(1, _places(indices, x))
+
+
+def _scatter(n: TosaNode, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    return x.scatter(1, _places(indices, x), values)
+
+
+def _places(indices: Tensor, x: Tensor) -> Tensor:
+    """Return the row of each element of the rows at these indices."""
+    return indices.to(torch.int64)[:, :, None].expand(-1, -1, x.shape[2])
 
 
 def _resize(n: TosaNode, x: Tensor, scale: Tensor, offset: Tensor, border: Tensor) -> Tensor:
@@ -282,6 +290,7 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "SLICE": lambda n, x, starts, sizes: cut(x, starts.tolist(), sizes.tolist()),
         "PAD": lambda n, x, pads, value: pad(x.long(), pads.reshape(-1, 2).tolist(), int(value)),
         "GATHER": _gather,
+        "SCATTER": _scatter,
         "RESIZE": _resize,
         "TRANSPOSE": lambda n, x: x.permute(n.attributes["perms"]),
         "RESHAPE": lambda n, x, shape: x,
