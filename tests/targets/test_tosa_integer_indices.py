@@ -122,3 +122,13 @@ def test_rows_are_requantised() -> None:
     made = dimorder.lower(net, (X, COLUMNS), target="tosa", run_artifact=True)
     operators = inspect_tosa(made.artifact.data).operators
     assert made.verified.artifact_ran and (operators["GATHER"], operators["RESCALE"]) == (1, 1)
+
+
+def test_ethos_u85_reads_and_writes_rows() -> None:
+    pytest.importorskip("ethosu")
+    net = Net(lambda m, x, v, i: aten.index_put(x, [ROWS, COLUMNS], v).index_select(1, i))
+    inputs = (X, V, COLUMNS.int())
+    made = dimorder.lower(by_arm(net, *inputs), inputs, target="ethos-u85-256")
+    npu = made.artifact.npu
+    assert npu is not None
+    assert (made.artifact.delegates, npu.cpu_operators) == (1, 0)
