@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import ToFloat
 
-from dimorder.graph.tracing import HALVES, at_most
+from dimorder.graph.tracing import FLOATS, at_most
 from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
@@ -169,7 +169,7 @@ def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
 
 def _by_matmul(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
     """Return whether a resize to dynamic sizes becomes matmuls: not a target's `own`, not too large."""
-    if own or x.dtype not in _FLOATS or any(not factor.is_integer() for factor in factors or ()):
+    if own or x.dtype not in FLOATS or any(not factor.is_integer() for factor in factors or ()):
         return False
     pairs = list(zip(x.shape[2:], _new(x, size, factors), strict=True))
     sizes = list(itertools.chain(*pairs))
@@ -206,7 +206,7 @@ def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
 
 
 def _asks_shuffle(x: Tensor, factor: int) -> bool:
-    return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype in _FLOATS
+    return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype in FLOATS
 
 
 # A function that returns where each place of the result lies among those of the operand. Its arguments are
@@ -295,7 +295,7 @@ def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step
     """Return whether a slice has the last steps of a dynamic size, and at most `_FEW` of them."""
     counts = isinstance(start, int) and -_FEW <= start < 0 and step == 1
     ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or start < end < 0))
-    floats = x.dtype in _FLOATS and x.dim() > 1
+    floats = x.dtype in FLOATS and x.dim() > 1
     return floats and counts and ends and isinstance(x.shape[dim], torch.SymInt)
 
 
@@ -330,7 +330,6 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 
 
 _STEPS = (aten.slice.Tensor, aten.select.int)
-_FLOATS = HALVES | {torch.float32}
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
 _LARGEST = 1 << 20  # the most elements of a matrix
 _NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)

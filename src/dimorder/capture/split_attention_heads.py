@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from dimorder.capture.linears import Linear, constant, is_relabel, linear_before, scaled_inputs
 from dimorder.capture.slice_attention_heads import call_like, is_stuck, reshaped
 from dimorder.graph.nodes import args_of, replace_node
-from dimorder.graph.tracing import HALVES, shape_of
+from dimorder.graph.tracing import FLOATS, shape_of
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def split_attention_heads(module: GraphModule, limits: HeadLimits, varying: Coll
             _drop_bias_of_keys(module, softmax)
             _move_bias_of_values(module, softmax)
     for node in list(module.graph.find_nodes(op="call_function", target=aten.linear.default)):
-        linear = Linear.of(module, node, HALVES | {torch.float32})
+        linear = Linear.of(module, node, FLOATS)
         heads = None if linear is None else _heads(linear)
         if linear is not None and heads is not None:
             stuck = any(is_stuck(move, varying) for move in heads.moves)

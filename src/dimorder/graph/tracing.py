@@ -31,6 +31,7 @@ from dimorder.graph.quantized import evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
+FLOATS = HALVES | {torch.float32}  # the types of networks that are deployed
 
 
 def is_half(node: torch.fx.Node) -> bool:

@@ -27,12 +27,18 @@ def without_outer_taps(c: Call) -> None:
     A kernel whose dilation is as large as its image keeps one tap.
     """
     conv = Convolution.of(c)
-    weight, padding, taps = conv.weight, list[int](), _inner_taps(c.node)
-    for d, kept in enumerate([range(1)] * (2 - len(taps)) + taps):
+    weight, padding = conv.weight, list[int]()
+    for d, kept in enumerate(_kernel_taps(c.node)):
         count = weight.shape[d + 1]
         weight = weight.narrow(d + 1, kept.start, len(kept))
         padding += part_padding(kept.start, 1, count, len(kept), conv.dilation[d], conv.padding[d])
     c.give(conv.write(c, c.take(0, conv.dims), padding, weight=weight), conv.dims)
+
+
+def _kernel_taps(node: torch.fx.Node) -> list[range]:
+    """Return the taps to keep in each dimension of the kernel as `Convolution` has it, which is never 1-D."""
+    inner = _inner_taps(node)
+    return [range(1)] * (2 - len(inner)) + inner
 
 
 def _inner_taps(node: torch.fx.Node) -> list[range]:
@@ -94,8 +100,7 @@ def _write_taps(c: Call) -> None:
     c.compute_in_float32()
     conv = Convolution.of(c)
     sizes = [c.size(0, dim) for dim in conv.dims[1:3]]
-    inner = _inner_taps(c.node)
-    taps = [range(1)] * (2 - len(inner)) + inner
+    taps = _kernel_taps(c.node)
 
     def added(x: torch.fx.Node, d: int, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.fx.Node:
         if d == 2:

@@ -12,7 +12,7 @@ from torch.fx import Graph
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of
-from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
+from dimorder.graph.tracing import FLOATS, Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
@@ -94,7 +94,7 @@ def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | N
 
 
 def _is_float32_or_less(node: torch.fx.Node) -> bool:
-    return node.meta["val"].dtype in (torch.float32, *HALVES)
+    return node.meta["val"].dtype in FLOATS
 
 
 def _resize_line(resize: Any) -> Callable[..., Value]:

@@ -277,10 +277,8 @@ def _wide(value: Any) -> Any:
     channels = value.integers.per_channel() if isinstance(value, Scaled) else None
     if channels is not None:
         scales, dim = channels
-        along = [-1 if d == dim else 1 for d in range(value.dim())]
-        # In place: a large table of weights is widened for each run.
-        centred = value.integers.values.double().sub_(value.integers.zero_point)
-        return centred.mul_(scales.double().reshape(along))
+        zero_points = torch.full_like(scales, value.integers.zero_point)
+        return _dequantize_channels(value.integers.values, scales, zero_points, dim)
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -301,8 +299,10 @@ def _dequantize_channels(
     input: Tensor, scales: Tensor, zero_points: Tensor | None, axis: int, **_: Any
 ) -> Tensor:
     along = [-1 if d == axis else 1 for d in range(input.dim())]
-    centred = input.double() if zero_points is None else input.double() - zero_points.reshape(along)
-    return centred * scales.double().reshape(along)
+    centred = input.to(torch.float64, copy=True)  # changed in place: a table of weights may be large
+    if zero_points is not None:
+        centred.sub_(zero_points.reshape(along))
+    return centred.mul_(scales.double().reshape(along))
 
 
 _QUANTIZES = (QUANTIZE, FAKE_QUANTIZE_DYNAMIC)

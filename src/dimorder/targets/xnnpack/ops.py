@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.graph.nodes import results
+from dimorder.graph.tracing import FLOATS
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_pairs import PAIRS
@@ -23,7 +24,6 @@ from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 aten = torch.ops.aten
 
 MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
-FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 # Operators in parts that stay whole: ExecuTorch has a kernel.

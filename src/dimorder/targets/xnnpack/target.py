@@ -17,6 +17,7 @@ from dimorder.errors import installed
 from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.graph.nodes import results
+from dimorder.graph.tracing import FLOATS
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
@@ -28,7 +29,7 @@ from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
-from dimorder.targets.xnnpack.ops import FLOATS, IN_PARTS, MAX_RANK, OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.ops import IN_PARTS, MAX_RANK, OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import partition
 from dimorder.verification.verify import Run
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import level_of
-from dimorder.graph.tracing import HALVES
+from dimorder.graph.tracing import FLOATS
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import MOVE
 from dimorder.targets.rows import paddings
@@ -62,7 +62,7 @@ def _cat(w: W, a: Arguments) -> Any:
 def _check_cast(a: Arguments) -> str | None:
     """Return why a cast does not keep the integers of a value or of positions, or None."""
     types = {a.dtype, a.self.meta["val"].dtype}
-    keeps = types <= {torch.float32, *HALVES} or types <= {torch.int32, torch.int64}  # both are INT32
+    keeps = types <= FLOATS or types <= {torch.int32, torch.int64}  # both are INT32
     return None if keeps else "a cast that is not between floats"
 
 
