@@ -26,7 +26,7 @@ from dimorder.capture.captured import capture
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.errors import DimorderError
 from dimorder.graph.elements import Elements
-from dimorder.latency.runtimes import Given, ours
+from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation
 from dimorder.ops.convolution_taps import read_taps
 from dimorder.ops.table import elements_of
@@ -120,10 +120,15 @@ def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: M
 
 @functools.cache
 def measure_limit(threads: int, rounds: int = 30) -> Limit:
-    """Return the limit of this machine, from programs of ours for XNNPACK; measured once in a process."""
+    """Return the limit of this machine, by programs in XNNPACK and in PyTorch; measured once in a process."""
+    xnnpack, pytorch = ours("xnnpack"), PEERS["eager-channels-last"]
     with tempfile.TemporaryDirectory() as folder:
-        products = _run(_products(), threads, rounds, Path(folder))
-        chains = _run(_chains(), threads, rounds, Path(folder))
+        products = [
+            each
+            for runtime in (xnnpack, pytorch)
+            for each in _run(runtime, _products(), threads, rounds, Path(folder))
+        ]
+        chains = _run(xnnpack, _chains(), threads, rounds, Path(folder))
     bandwidth = [(moved, _CHAIN * moved / seconds) for moved, seconds in chains]
     return Limit(threads, max(flops / seconds for flops, seconds in products), tuple(sorted(bandwidth)))
 
@@ -155,15 +160,17 @@ class _Chain(nn.Module):
         return x
 
 
-def _run(programs: _Measured, threads: int, rounds: int, folder: Path) -> list[tuple[int, float]]:
+def _run(
+    runtime: Runtime, programs: _Measured, threads: int, rounds: int, folder: Path
+) -> list[tuple[int, float]]:
     """Return the least seconds of each program, with its count of work."""
-    runtime, found = ours("xnnpack"), []
-    assert runtime.write is not None
+    found = []
     for number, (count, module, x) in enumerate(programs):
         given, path = Given(module.eval(), (x,), {}, threads), folder / f"{number}.pte"
-        runtime.write(given, path)
+        if runtime.write is not None:
+            runtime.write(given, path)
         found.append((count, _least(runtime.open(given, path), rounds)))
-        path.unlink()
+        path.unlink(missing_ok=True)
     return found
 
 
