@@ -66,6 +66,16 @@ def test_a_dilation_nearly_as_large_as_the_image_is_computed_tap_by_tap(target: 
     assert kernels(dimorder.lower(layer, (x,), target=target)) == [(1, 1)] * 9
 
 
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_depthwise_kernel_is_in_parts_if_many_of_its_taps_read_the_image(target: str) -> None:
+    pytest.importorskip("executorch" if target == "xnnpack" else "ai_edge_litert")
+    layer = nn.Conv2d(48, 48, 7, padding=3, groups=48)
+    found = [
+        kernels(dimorder.lower(layer, (torch.randn(1, 48, *hw),), target=target)) for hw in ((2, 3), (4, 5))
+    ]
+    assert found == [[(3, 5)], [(7, 3), (7, 2), (7, 2)]]
+
+
 LAYERS: dict[str, tuple[Any, ...]] = {
     "most taps read the image": (320, 88, 3, 1, 4, 4),
     "few channels": (32, 8, 3, 1, 12, 12),
@@ -91,8 +101,12 @@ def test_dynamic_sizes_of_the_image_keep_a_convolution_whole_and_a_dynamic_batch
     assert kernels(width) == [(3, 3)]
 
 
-def test_integers_are_convolved_whole() -> None:
+def test_integers_are_convolved_whole_but_for_outer_taps() -> None:
     pytest.importorskip("executorch")
     x = torch.randn(1, 320, 14, 15)
     layer = by_xnnpack(nn.Conv2d(320, 88, 3, padding=12, dilation=12), x)
     assert kernels(dimorder.lower(layer, (x,), target="xnnpack")) == [(3, 3)]
+    x = torch.randn(1, 48, 2, 3)
+    layer = by_xnnpack(nn.Conv2d(48, 48, 7, padding=3, groups=48), x)
+    lowered = dimorder.lower(layer, (x,), target="xnnpack")
+    assert kernels(lowered) == [(3, 5)] and lowered.plan.float_islands == ()

@@ -16,7 +16,6 @@ from dimorder.ops.convolution_kernels import (
     SUMMED,
     Convolution,
     depth_by_taps,
-    has_many_taps,
     has_phases,
     has_quantized_phases,
     is_deep,
@@ -25,7 +24,7 @@ from dimorder.ops.convolution_kernels import (
     transposed_in_phases,
     write_depthwise_in_parts,
 )
-from dimorder.ops.convolution_taps import has_outer_taps, without_outer_taps
+from dimorder.ops.convolution_taps import has_many_taps, has_outer_taps, without_outer_taps
 from dimorder.ops.dialect import OPS
 from dimorder.ops.indexed import pad
 from dimorder.ops.moves import squeeze, unsqueeze
@@ -116,7 +115,8 @@ def dilate_kernel(weight: torch.Tensor, dilation: Sequence[int]) -> torch.Tensor
 def depthwise_in_parts(most_taps: int) -> Implementation:
     """Return the implementation of depthwise kernels in parts of at most `most_taps` taps.
 
-    A target lists it as its own, with the number of taps for which its kernels are fast.
+    A target lists it as its own, with the number of taps for which its kernels are fast. It also lists
+    "without outer taps", which a kernel takes if no more taps than that read the input.
     """
     return Implementation(
         "depthwise in parts",

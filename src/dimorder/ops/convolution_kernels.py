@@ -301,14 +301,6 @@ def is_deep_transposed(node: torch.fx.Node) -> bool:
     return len(shape_of(node)) == 5 and bool(args_of(node)[6])
 
 
-def has_many_taps(node: torch.fx.Node, most_taps: int) -> bool:
-    """Return whether a call is a 1-D or 2-D depthwise convolution of more than `most_taps` taps."""
-    x, weight, _, _, _, _, transposed, _, groups = args_of(node)
-    kernel = shape_of(weight)[2:]
-    depthwise = groups == shape_of(x)[1] > 1 and not transposed and len(kernel) < 3
-    return depthwise and math.prod(kernel) > most_taps
-
-
 def _split(height: int, width: int, most_taps: int) -> tuple[int, int]:
     """Return how many kernels share the rows, and how many the columns: as few as the taps allow."""
     return min(

@@ -81,6 +81,14 @@ def has_outer_taps(node: torch.fx.Node) -> bool:
     return not transposed and list(kernel) != [len(taps) for taps in _inner_taps(node)]
 
 
+def has_many_taps(node: torch.fx.Node, most_taps: int) -> bool:
+    """Return whether a call is a 1-D or 2-D depthwise convolution of which more than `most_taps` taps read
+    more than padding."""
+    x, _, _, _, _, _, transposed, _, groups = args_of(node)
+    depthwise = groups == shape_of(x)[1] > 1 and not transposed and len(shape_of(x)) < 5
+    return depthwise and math.prod(map(len, _inner_taps(node))) > most_taps
+
+
 def tap_by_tap(macs_per_byte: int) -> Implementation:
     """Return the implementation of convolutions as sums of kernels of one tap, each on what that tap reads.
 
