@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
-from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, I64, add, cast, mul, select
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
@@ -29,7 +28,7 @@ def take(w: LiteRtWriter, x: LiteRtValue, dim: int, indices: LiteRtValue | Tenso
     shape, rows = x.shape, x.shape[dim]
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + rows, indices).to(torch.int32))
-    x, axis = in_ranks(w, x, dim)
+    x, axis = w.in_ranks(x, dim)
     at = w.as_written(indices)
     if not at.shape or len(x.shape) - 1 + len(at.shape) > MAX_RANK:
         at = w.reshape(indices, (indices.size,))
