@@ -55,10 +55,6 @@ def _narrow(n: Tracer, x: Value, dim: int, start: int, length: int) -> Value:
     return n.write(aten.slice.Tensor, x, dim, start, start + length)
 
 
-def _expand_as(n: Tracer, x: Value, other: Value) -> Value:
-    return expand(n, x, shape_of(other))
-
-
 def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
     """Write repeat as a broadcast of a new dimension before each repeated one."""
     sizes = (1,) * (len(repeats) - len(shape_of(x))) + shape_of(x)
@@ -67,10 +63,6 @@ def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
     often = [d for times, size in pairs for d in ([size] if times == 1 else [times, size])]
     x = n.write(aten.expand.default, view(n, x, once), often)
     return view(n, x, [times * size for times, size in pairs])
-
-
-def _tile(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
-    return _repeat(n, x, [1] * (len(shape_of(x)) - len(repeats)) + list(repeats))
 
 
 def _repeat_each(
@@ -220,9 +212,12 @@ OPERATORS = (
     spelling(_channel_shuffle, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
     spelling(_movedim, aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
     spelling(_narrow, aten.narrow.default),
-    spelling(_expand_as, aten.expand_as.default),
+    spelling(lambda n, x, other: expand(n, x, shape_of(other)), aten.expand_as.default),
     spelling(_repeat, aten.repeat.default),
-    spelling(_tile, aten.tile.default),
+    spelling(
+        lambda n, x, repeats: _repeat(n, x, [1] * (len(shape_of(x)) - len(repeats)) + list(repeats)),
+        aten.tile.default,
+    ),
     spelling(_repeat_each, aten.repeat_interleave.self_int),
     spelling(_slice_scatter, aten.slice_scatter.default),
     spelling(_select_scatter, aten.select_scatter.default),
