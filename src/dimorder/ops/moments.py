@@ -10,7 +10,7 @@ import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Operator, spelling
+from dimorder.ops.operator import Operator, in_torchs_parts, spelling
 from dimorder.ops.reduction import dims_listed
 
 aten = torch.ops.aten
@@ -125,7 +125,7 @@ OPERATORS = (
         aten.norm.ScalarOpt_dtype,
         aten.norm.ScalarOpt_dim_dtype,
     ),
-    spelling(in_float32(lambda n, x, *rest: _vector_norm(n, x, 2, *rest)), aten.frobenius_norm.dim),
+    in_torchs_parts(aten.frobenius_norm.dim),
     spelling(in_float32(_linalg_norm), aten.linalg_norm.default, aten.linalg_norm.ord_str),
     spelling(in_float32(_matrix_norm), aten.linalg_matrix_norm.str_ord),
     *_variances(aten.var),
