@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from dimorder.ops.parts_special import of_floats, polynomial
 
@@ -85,10 +86,6 @@ def _softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
-def _hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    return torch.where(torch.logical_and(x >= -lambd, x <= lambd), 0.0, x)
-
-
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     rows, columns = x.shape[dim1], x.shape[dim2]
     places = torch.arange(rows * columns).reshape(rows, columns).diagonal(offset)
@@ -117,10 +114,9 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.tan.default: lambda x: torch.sin(x) / torch.cos(x),
     aten.sign.default: _sign,
     aten.sgn.default: _sign,
-    aten.isinf.default: lambda x: x.abs() == math.inf,
     aten.isfinite.default: lambda x: x.abs() < math.inf,
     aten.softshrink.default: _softshrink,
-    aten.hardshrink.default: _hardshrink,
+    **{packet.default: decomposition_table[packet.default] for packet in (aten.isinf, aten.hardshrink)},
     aten.topk.default: _topk,
 }
 ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(

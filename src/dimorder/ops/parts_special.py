@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -62,11 +63,6 @@ def _copysign(x: Tensor, sign: Tensor | float) -> Tensor:
     if isinstance(is_below, bool):
         return -size if is_below else size
     return torch.where(is_below, -size, size)
-
-
-def _sinc(x: Tensor) -> Tensor:
-    angle = x * math.pi
-    return torch.where(x == 0, 1.0, torch.sin(angle) / angle)
 
 
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
@@ -233,16 +229,14 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.angle.default: _angle,
     aten.copysign.Tensor: _copysign,
     aten.copysign.Scalar: _copysign,
-    aten.sinc.default: _sinc,
     aten.hypot.default: _hypot,
     aten.heaviside.default: lambda x, value: torch.where(x == 0, value, (x > 0).to(torch.float32)),
     aten.fmax.default: _extreme(torch.maximum),
     aten.fmin.default: _extreme(torch.minimum),
-    aten.frac.default: lambda x: x - torch.trunc(x),
-    aten.deg2rad.default: lambda x: x * (math.pi / 180),
-    aten.rad2deg.default: lambda x: x * (180 / math.pi),
-    aten.isposinf.default: lambda x: x == math.inf,
-    aten.isneginf.default: lambda x: x == -math.inf,
+    **{
+        packet.default: decomposition_table[packet.default]
+        for packet in (aten.sinc, aten.frac, aten.deg2rad, aten.rad2deg, aten.isposinf, aten.isneginf)
+    },
     aten.true_divide.Tensor: torch.div,
     aten.lerp.Scalar: lambda x, y, weight: (
         x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
