@@ -71,7 +71,7 @@ def _resized(factor: int, mode: str = "NEAREST") -> Build:
 
     def build(w: TosaWriter) -> TosaValue:
         x = w.input("x", (1, 3, 4, 5), "INT8")
-        numbers = [w.shape([2 * factor, 2] * 2), w.shape([1 - factor] * 2), w.shape([factor - 1] * 2)]
+        numbers = [w.sizes([2 * factor, 2] * 2), w.sizes([1 - factor] * 2), w.sizes([factor - 1] * 2)]
         dtype = "INT8" if mode == "NEAREST" else "INT32"
         y = w.op("RESIZE", [x, *numbers], (1, 3 * factor, 4 * factor, 5), dtype, mode=mode)
         return y if mode == "NEAREST" else rescale(w, y, [0.013], "INT8")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Graph = dict[str, Any]
 
 
-def plan_graph(plan: NetworkPlan, title: str = "plan") -> Graph:
+def plan_graph(plan: NetworkPlan) -> Graph:
     """Return a plan as a graph: operators in their modules, with their orders, and conversions between."""
     nodes = [_operator(index, row) for index, row in enumerate(operator_rows(plan))]
     conversions: dict[str, Graph] = {}
@@ -31,10 +31,10 @@ def plan_graph(plan: NetworkPlan, title: str = "plan") -> Graph:
                 conversions[name]["incomingEdges"].append(_edge(source["id"]))
             source = conversions[name]
         target["incomingEdges"].append(_edge(source["id"]))
-    return {"id": title, "nodes": [*nodes, *conversions.values()]}
+    return {"id": "plan", "nodes": [*nodes, *conversions.values()]}
 
 
-def file_graph(nodes: Iterable[FileNode], title: str = "forward") -> Graph:
+def file_graph(nodes: Iterable[FileNode], title: str) -> Graph:
     """Return the operators of a file as a graph: each delegate is a group, conversions are coloured."""
     return {"id": title, "nodes": [_file_node(node) for node in nodes]}
 

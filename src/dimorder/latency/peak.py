@@ -48,17 +48,17 @@ def _main(name: str, file: str, inputs: str, threads: str, *modules: str) -> Non
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what imports have freed would be used again, and not be counted
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present value
-    before = _status("VmHWM")
+    before = _peak()
     call = chosen.open(given, Path(file))
     for _ in range(RUNS):
         call()
-    print(_status("VmHWM") - before)
+    print(_peak() - before)
 
 
-def _status(field: str) -> int:
-    """Return a figure of this process in bytes, as Linux reports it."""
+def _peak() -> int:
+    """Return the peak memory of this process in bytes, as Linux reports it."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    (found,) = (line for line in lines if line.startswith(f"{field}:"))
+    (found,) = (line for line in lines if line.startswith("VmHWM:"))
     return int(found.split()[1]) * 1024
 
 

@@ -91,14 +91,6 @@ def _sum_of_matrices(n: Tracer, a: Value, b: Value) -> Value:
     return n.write(aten.matmul.default, beside, view(n, b, [batch * inner, -1]))
 
 
-def _dot(n: Tracer, a: Value, b: Value) -> Value:
-    return n.write(aten.sum.dim_IntList, n.write(aten.mul.Tensor, a, b), [0])
-
-
-def _outer(n: Tracer, a: Value, b: Value) -> Value:
-    return n.write(aten.mul.Tensor, view(n, a, [-1, 1]), view(n, b, [1, -1]))
-
-
 def _relate_linear(node: torch.fx.Node) -> Relation | str:
     if len(ordered_operands(node, _WEIGHTS)) != 1:
         return "a weight or a bias that is computed"
@@ -280,8 +272,12 @@ OPERATORS = (
     spelling(matmul, aten.bmm.default, aten.mm.default),
     spelling(_addmm, aten.addmm.default),
     spelling(_matrix_vector, aten.mv.default),
-    spelling(_dot, aten.dot.default),
-    spelling(_outer, aten.outer.default),
+    spelling(
+        lambda n, a, b: n.write(aten.sum.dim_IntList, n.write(aten.mul.Tensor, a, b), [0]), aten.dot.default
+    ),
+    spelling(
+        lambda n, a, b: n.write(aten.mul.Tensor, view(n, a, [-1, 1]), view(n, b, [1, -1])), aten.outer.default
+    ),
     spelling(_add_product(_matrix_vector), aten.addmv.default),
     spelling(_add_product(_matrices), aten.baddbmm.default),
     spelling(_add_product(_sum_of_matrices), aten.addbmm.default),

@@ -14,7 +14,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import operator_at
 from dimorder.graph.pairs import Pair
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.operator import Operator, Spell, spelling
+from dimorder.ops.operator import Spell, in_torchs_parts
 
 aten = torch.ops.aten
 
@@ -217,11 +217,6 @@ FOURIER: Mapping[Any, Spell] = MappingProxyType(
 )
 
 
-def _whole(target: Any) -> Operator:
-    """Return an operator that torch writes in others, but not before the tracer has seen the call."""
-    return spelling(lambda n, *args, **kwargs: n.parts(target, args, kwargs), target)
-
-
 _TRANSFORMS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 _NAMES = (
     *(f"fft_{name}{dims}" for name in _TRANSFORMS for dims in ("", "2", "n")),
@@ -229,7 +224,7 @@ _NAMES = (
     "fft_ifftshift",
 )
 OPERATORS = tuple(
-    _whole(target)
+    in_torchs_parts(target)
     for target in (
         *(getattr(aten, name).default for name in (*_NAMES, "stft", "istft", "real", "imag")),
         aten.stft.center,

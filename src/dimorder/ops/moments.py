@@ -10,7 +10,7 @@ import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Operator, spelling
+from dimorder.ops.operator import Operator, in_torchs_parts, spelling
 from dimorder.ops.reduction import dims_listed
 
 aten = torch.ops.aten
@@ -44,10 +44,6 @@ def _vector_norm(
 
 def _norm(n: Tracer, x: Value, order: float | None = 2, *rest: Any, **options: Any) -> Value:
     return _vector_norm(n, x, 2 if order is None else order, *rest, **options)
-
-
-def _frobenius(n: Tracer, x: Value, *rest: Any) -> Value:
-    return _vector_norm(n, x, 2, *rest)
 
 
 def _linalg_norm(
@@ -112,15 +108,12 @@ def _by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
     return spell_dim
 
 
-def _of_all_by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
-    return lambda n, x, unbiased=True: spell(n, x, None, correction=int(unbiased), keepdim=False)
-
-
 def _variances(packet: Any, **kind: bool) -> Iterator[Operator]:
     spell = in_float32(_variance(packet.correction, **kind))
     yield spelling(spell, packet.correction)
     yield spelling(_by_bias(spell), packet.dim)
-    yield spelling(_of_all_by_bias(spell), packet.default)
+    of_all = _by_bias(spell)
+    yield spelling(lambda n, x, unbiased=True: of_all(n, x, None, unbiased), packet.default)
 
 
 OPERATORS = (
@@ -132,7 +125,7 @@ OPERATORS = (
         aten.norm.ScalarOpt_dtype,
         aten.norm.ScalarOpt_dim_dtype,
     ),
-    spelling(in_float32(_frobenius), aten.frobenius_norm.dim),
+    in_torchs_parts(aten.frobenius_norm.dim),
     spelling(in_float32(_linalg_norm), aten.linalg_norm.default, aten.linalg_norm.ord_str),
     spelling(in_float32(_matrix_norm), aten.linalg_matrix_norm.str_ord),
     *_variances(aten.var),

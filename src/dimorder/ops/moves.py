@@ -58,14 +58,6 @@ def transpose(n: Tracer, x: Value, dim0: int, dim1: int) -> Value:
     return permute(n, x, dims)
 
 
-def _matrix_transpose(n: Tracer, x: Value) -> Value:
-    return transpose(n, x, -2, -1)
-
-
-def _t(n: Tracer, x: Value) -> Value:
-    return permute(n, x, list(reversed(range(len(shape_of(x))))))
-
-
 def unsqueeze(n: Tracer, x: Value, dim: int) -> Value:
     shape = list(shape_of(x))
     shape.insert(dim % (len(shape) + 1), 1)
@@ -248,9 +240,9 @@ OPERATORS = (
     spelling(_dropout, aten.dropout.default),
     spelling(view, aten.view.default, aten._unsafe_view.default),
     spelling(transpose, aten.transpose.int, aten.swapaxes.default, aten.swapdims.default),
-    spelling(_matrix_transpose, aten.mT.default),
+    spelling(lambda n, x: transpose(n, x, -2, -1), aten.mT.default),
     spelling(expand, aten.broadcast_to.default),
-    spelling(_t, aten.t.default),
+    spelling(lambda n, x: transpose(n, x, 0, -1), aten.t.default),
     spelling(unsqueeze, aten.unsqueeze.default),
     spelling(squeeze, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
     spelling(_flatten, aten.flatten.using_ints),

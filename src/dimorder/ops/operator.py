@@ -95,6 +95,11 @@ def spelling(function: Spell, *names: Any, fresh: bool = False) -> Operator:
     return Operator(names, spelling=function, fresh=fresh)
 
 
+def in_torchs_parts(target: Any) -> Operator:
+    """Return an operator that torch itself writes in others, but not before the tracer has seen the call."""
+    return spelling(lambda n, *args, **kwargs: n.parts(target, args, kwargs), target)
+
+
 def ordered_operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.fx.Node]:
     """Return the operands in argument order, without those named in `weights` if all these are constants."""
     found = tensor_arguments(node)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from dimorder.ops.parts_special import of_floats, polynomial
 
@@ -33,14 +34,6 @@ def _atan(x: Tensor) -> Tensor:
     return torch.where(x < 0, -angle, angle)
 
 
-def _asin(x: Tensor) -> Tensor:
-    return _atan(x / torch.sqrt((1 - x) * (1 + x)))
-
-
-def _acos(x: Tensor) -> Tensor:
-    return 2 * _atan(torch.sqrt((1 - x) / (1 + x)))
-
-
 def _is_below(x: Tensor) -> Tensor:
     """Return whether numbers are negative; -0 is."""
     return torch.where(x == 0, 1 / x < 0, x < 0)
@@ -55,10 +48,6 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     angle = torch.where(_is_below(x), math.pi - angle, angle)
     angle = torch.where(torch.logical_or(torch.isnan(x), torch.isnan(y)), x + y, angle)
     return torch.where(_is_below(y), -angle, angle)
-
-
-def _expm1(x: Tensor) -> Tensor:
-    return torch.where(x > 1, torch.exp(x) - 1, torch.tanh(x / 2) * (torch.exp(x) + 1))
 
 
 def _halved_powers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,10 +86,6 @@ def _softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
-def _hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    return torch.where(torch.logical_and(x >= -lambd, x <= lambd), 0.0, x)
-
-
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     rows, columns = x.shape[dim1], x.shape[dim2]
     places = torch.arange(rows * columns).reshape(rows, columns).diagonal(offset)
@@ -118,19 +103,20 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
 
 _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.atan.default: _atan,
-    aten.asin.default: _asin,
-    aten.acos.default: _acos,
+    aten.asin.default: lambda x: _atan(x / torch.sqrt((1 - x) * (1 + x))),
+    aten.acos.default: lambda x: 2 * _atan(torch.sqrt((1 - x) / (1 + x))),
     aten.atan2.default: _atan2,
-    aten.expm1.default: _expm1,
+    aten.expm1.default: lambda x: torch.where(
+        x > 1, torch.exp(x) - 1, torch.tanh(x / 2) * (torch.exp(x) + 1)
+    ),
     aten.cosh.default: _cosh,
     aten.sinh.default: _sinh,
     aten.tan.default: lambda x: torch.sin(x) / torch.cos(x),
     aten.sign.default: _sign,
     aten.sgn.default: _sign,
-    aten.isinf.default: lambda x: x.abs() == math.inf,
     aten.isfinite.default: lambda x: x.abs() < math.inf,
     aten.softshrink.default: _softshrink,
-    aten.hardshrink.default: _hardshrink,
+    **{packet.default: decomposition_table[packet.default] for packet in (aten.isinf, aten.hardshrink)},
     aten.topk.default: _topk,
 }
 ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(

@@ -153,14 +153,6 @@ def _incomplete_of_large(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_below, tail, 1 - tail) - rest, torch.where(is_below, 1 - tail, tail) + rest
 
 
-def _igamma(a: Tensor, x: Tensor) -> Tensor:
-    return _at_edges(a, x, _incomplete(a, x)[0], 0.0)
-
-
-def _igammac(a: Tensor, x: Tensor) -> Tensor:
-    return _at_edges(a, x, _incomplete(a, x)[1], 1.0)
-
-
 def _at_edges(a: Tensor, x: Tensor, y: Tensor, least: float) -> Tensor:
     """Choose the value at 0 and at infinity; `least` is that of the least x."""
     y = torch.where(a == 0, 1 - least, y)
@@ -180,5 +172,8 @@ GAMMA: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     }
 )
 INCOMPLETE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.igamma.default: of_floats(_igamma), aten.igammac.default: of_floats(_igammac)}
+    {
+        aten.igamma.default: of_floats(lambda a, x: _at_edges(a, x, _incomplete(a, x)[0], 0.0)),
+        aten.igammac.default: of_floats(lambda a, x: _at_edges(a, x, _incomplete(a, x)[1], 1.0)),
+    }
 )

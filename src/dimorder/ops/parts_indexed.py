@@ -51,8 +51,11 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return _put(x, _flat_places(x.shape, dim, index), _used(source, index))
 
 
-def _scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    return _scatter(x, dim, index, torch.full(index.shape, value, dtype=x.dtype))
+def _of_number(scatter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a scatter of one number."""
+    return lambda x, dim, index, value, **how: scatter(
+        x, dim, index, torch.full(index.shape, value, dtype=x.dtype), **how
+    )
 
 
 def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
@@ -66,10 +69,6 @@ _NAMED = {"add": "sum", "multiply": "prod"}
 
 def _scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Any:
     return torch.scatter_reduce(x, dim, index, source, _NAMED[reduce])
-
-
-def _scatter_value_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Any:
-    return _scatter_with(x, dim, index, torch.full(index.shape, value, dtype=x.dtype), reduce=reduce)
 
 
 def scatter_reduce(
@@ -98,10 +97,6 @@ def _index_reduce(
     shape = [-1 if d == dim % max(x.dim(), 1) else 1 for d in range(source.dim())]
     places = index.reshape(shape).expand(source.shape)
     return torch.scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
-
-
-def _put_at(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    return _put(x, index.reshape(-1), source, accumulate)
 
 
 def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
@@ -182,10 +177,6 @@ def _bisected(ordered: Tensor, values: Tensor | float, is_right: bool) -> Tensor
         end = torch.where(is_open & is_behind, middle, end)
         start = torch.where(is_open & torch.logical_not(is_behind), middle + 1, start)
     return start
-
-
-def _bucketize(values: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
-    return _searchsorted(bounds, values, out_int32=out_int32, right=right)
 
 
 def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
@@ -348,20 +339,22 @@ def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Any:
 INDEXED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.scatter.src: _scatter,
-        aten.scatter.value: _scatter_value,
+        aten.scatter.value: _of_number(_scatter),
         aten.scatter.reduce: _scatter_with,
-        aten.scatter.value_reduce: _scatter_value_with,
+        aten.scatter.value_reduce: _of_number(_scatter_with),
         aten.scatter_add.default: _scatter_add,
         aten.scatter_reduce.two: scatter_reduce,
         aten.index_reduce.default: _index_reduce,
-        aten.put.default: _put_at,
+        aten.put.default: lambda x, index, source, *accumulate: _put(
+            x, index.reshape(-1), source, *accumulate
+        ),
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
         aten.index_put.default: _index_put,
         aten.masked_scatter.default: _masked_scatter,
         aten.searchsorted.Tensor: _searchsorted,
         aten.searchsorted.Scalar: _searchsorted,
-        aten.bucketize.Tensor: _bucketize,
+        aten.bucketize.Tensor: lambda values, bounds, **how: _searchsorted(bounds, values, **how),
         aten.repeat_interleave.Tensor: _repeat_interleave,
         aten.histc.default: _histc,
         aten.histogram.bin_ct: _histogram,

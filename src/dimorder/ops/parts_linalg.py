@@ -100,10 +100,6 @@ def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     return _substituted(lower.mT, _substituted(lower, b, False, False), True, False)
 
 
-def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
-    return _cholesky_solve(_identity(factor), factor, upper)
-
-
 # -- the factors of a matrix whose rows are exchanged
 
 
@@ -152,10 +148,6 @@ def _lu_unpack(
         return order, none, none
     lower = torch.where(_rows(lu) > _columns(lu), lu, (_rows(lu) == _columns(lu)).to(lu.dtype))
     return order, lower[..., :steps], torch.triu(lu)[..., :steps, :]
-
-
-def _lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    return _lu_unpack(*_lu_factor(a, pivot))
 
 
 def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
@@ -236,10 +228,6 @@ def _ormqr(a: Tensor, tau: Tensor, x: Tensor, left: bool = True, transpose: bool
     return x
 
 
-def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
-    return _ormqr(a, tau, _identity(a)[..., : a.shape[-1]])
-
-
 def _qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     packed, tau = _geqrf(a)
     rows = a.shape[-2] if mode == "complete" else min(a.shape[-2:])
@@ -274,9 +262,11 @@ _OF_SMALL: Mapping[Any, Callable[..., Any]] = {
     aten.linalg_cholesky.default: _cholesky,
     **({aten.cholesky.default: _cholesky} if hasattr(aten, "cholesky") else {}),  # gone in torch 2.15
     aten.cholesky_solve.default: _cholesky_solve,
-    aten.cholesky_inverse.default: _cholesky_inverse,
+    aten.cholesky_inverse.default: lambda factor, upper=False: _cholesky_solve(
+        _identity(factor), factor, upper
+    ),
     aten.linalg_lu_factor_ex.default: _lu_factor_ex,
-    aten.linalg_lu.default: _lu,
+    aten.linalg_lu.default: lambda a, *, pivot=True: _lu_unpack(*_lu_factor(a, pivot)),
     aten.lu_unpack.default: _lu_unpack,
     aten.linalg_lu_solve.default: _lu_solve,
     aten._linalg_solve_ex.default: _solve_ex,
@@ -285,7 +275,7 @@ _OF_SMALL: Mapping[Any, Callable[..., Any]] = {
     aten._linalg_slogdet.default: _slogdet,
     aten.geqrf.default: _geqrf,
     aten.ormqr.default: _ormqr,
-    aten.linalg_householder_product.default: _householder_product,
+    aten.linalg_householder_product.default: lambda a, tau: _ormqr(a, tau, _identity(a)[..., : a.shape[-1]]),
     aten.linalg_qr.default: _qr,
     aten.linalg_matrix_exp.default: _matrix_exp,
 }

@@ -131,10 +131,6 @@ def _cdist(x: Tensor, y: Tensor, p: float, mode: int | None) -> Any:
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
-def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return grad * mask.to(grad.dtype) * scale
-
-
 # -- contractions of computed operands
 
 
@@ -224,7 +220,7 @@ NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.linalg_norm.ord_str: _linalg_norm,
         aten.dist.default: _dist,
         aten._cdist_forward.default: _cdist,
-        aten.native_dropout_backward.default: _dropout_backward,
+        aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask.to(grad.dtype) * scale,
         aten._trilinear.default: _trilinear,
         aten.convolution.default: _convolution,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -39,10 +40,6 @@ def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 # -- hyperbolic functions, angles, signs
 
 
-def _atanh(x: Tensor) -> Tensor:
-    return torch.log1p(2 * x / (1 - x)) * 0.5
-
-
 def _asinh(x: Tensor) -> Tensor:
     size = x.abs()
     near = torch.log1p(size + size * size / (1 + torch.sqrt(size * size + 1)))
@@ -68,11 +65,6 @@ def _copysign(x: Tensor, sign: Tensor | float) -> Tensor:
     return torch.where(is_below, -size, size)
 
 
-def _sinc(x: Tensor) -> Tensor:
-    angle = x * math.pi
-    return torch.where(x == 0, 1.0, torch.sin(angle) / angle)
-
-
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
     x, y = x.abs(), y.abs()
     most, least = torch.maximum(x, y), torch.minimum(x, y)
@@ -80,10 +72,6 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
     near = most * torch.sqrt(1 + ratio * ratio)
     near = torch.where(most == 0, most, near)
     return torch.where((x == math.inf) | (y == math.inf), math.inf, near)
-
-
-def _heaviside(x: Tensor, value: Tensor) -> Tensor:
-    return torch.where(x == 0, value, (x > 0).to(torch.float32))
 
 
 def _extreme(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -114,14 +102,6 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     return torch.log(x / (1 - x))
 
 
-def _xlogy(x: Tensor | float, y: Tensor | float) -> Any:
-    return _times_logarithm(x, y, torch.log, math.log)
-
-
-def _xlog1py(x: Tensor | float, y: Tensor | float) -> Any:
-    return _times_logarithm(x, y, torch.log1p, math.log1p)
-
-
 def _times_logarithm(x: Any, y: Any, of_tensor: Any, of_number: Any) -> Any:
     if not isinstance(y, Tensor):
         return torch.where(x == 0, 0.0, x * of_number(y)) if y > 0 else NotImplemented
@@ -140,10 +120,6 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
     most, apart = torch.maximum(x, y), (x - y).abs()
     added = most + torch.log1p(torch.exp(-apart))
     return torch.where(torch.logical_and(x == y, most.abs() == math.inf), most, added)
-
-
-def _logaddexp2(x: Tensor, y: Tensor) -> Tensor:
-    return _logaddexp(x * _LN2, y * _LN2) * (1 / _LN2)
 
 
 # -- error functions
@@ -247,22 +223,20 @@ def _bessel(near: Sequence[float], far: Sequence[float], odd: bool, scaled: bool
 
 
 _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
-    aten.atanh.default: _atanh,
+    aten.atanh.default: lambda x: torch.log1p(2 * x / (1 - x)) * 0.5,
     aten.asinh.default: _asinh,
     aten.acosh.default: _acosh,
     aten.angle.default: _angle,
     aten.copysign.Tensor: _copysign,
     aten.copysign.Scalar: _copysign,
-    aten.sinc.default: _sinc,
     aten.hypot.default: _hypot,
-    aten.heaviside.default: _heaviside,
+    aten.heaviside.default: lambda x, value: torch.where(x == 0, value, (x > 0).to(torch.float32)),
     aten.fmax.default: _extreme(torch.maximum),
     aten.fmin.default: _extreme(torch.minimum),
-    aten.frac.default: lambda x: x - torch.trunc(x),
-    aten.deg2rad.default: lambda x: x * (math.pi / 180),
-    aten.rad2deg.default: lambda x: x * (180 / math.pi),
-    aten.isposinf.default: lambda x: x == math.inf,
-    aten.isneginf.default: lambda x: x == -math.inf,
+    **{
+        packet.default: decomposition_table[packet.default]
+        for packet in (aten.sinc, aten.frac, aten.deg2rad, aten.rad2deg, aten.isposinf, aten.isneginf)
+    },
     aten.true_divide.Tensor: torch.div,
     aten.lerp.Scalar: lambda x, y, weight: (
         x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
@@ -274,14 +248,18 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
         getattr(aten.float_power, name): _float_power for name in ("Tensor_Tensor", "Scalar", "Tensor_Scalar")
     },
     aten.logit.default: _logit,
-    **{getattr(aten.xlogy, name): _xlogy for name in ("Tensor", "Scalar_Self", "Scalar_Other")},
-    aten.special_xlog1py.default: _xlog1py,
-    aten.special_xlog1py.self_scalar: _xlog1py,
-    aten.special_xlog1py.other_scalar: _xlog1py,
+    **dict.fromkeys(
+        (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
+        lambda x, y: _times_logarithm(x, y, torch.log, math.log),
+    ),
+    **dict.fromkeys(
+        (getattr(aten.special_xlog1py, name) for name in ("default", "self_scalar", "other_scalar")),
+        lambda x, y: _times_logarithm(x, y, torch.log1p, math.log1p),
+    ),
     aten.special_entr.default: _entr,
     aten.exp2.default: lambda x: torch.pow(2.0, x),
     aten.logaddexp.default: _logaddexp,
-    aten.logaddexp2.default: _logaddexp2,
+    aten.logaddexp2.default: lambda x, y: _logaddexp(x * _LN2, y * _LN2) * (1 / _LN2),
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
     aten.special_log_ndtr.default: _log_ndtr,

@@ -12,51 +12,9 @@ import torch
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.indexed import cat, slice_
 from dimorder.ops.moves import expand, unsqueeze, view
-from dimorder.ops.operator import filled, several, spelling
-from dimorder.ops.reduction import dims_listed
+from dimorder.ops.operator import filled, in_torchs_parts, several, spelling
 
 aten = torch.ops.aten
-
-
-def _pixel_shuffle(n: Tracer, x: Value, factor: int) -> Value:
-    *rest, channels, height, width = shape_of(x)
-    k = len(rest)
-    x = view(n, x, [*rest, channels // factor**2, factor, factor, height, width])
-    x = n.write(aten.permute.default, x, [*range(k), k, k + 3, k + 1, k + 4, k + 2])
-    return view(n, x, [*rest, channels // factor**2, height * factor, width * factor])
-
-
-def _pixel_unshuffle(n: Tracer, x: Value, factor: int) -> Value:
-    *rest, channels, height, width = shape_of(x)
-    k = len(rest)
-    x = view(n, x, [*rest, channels, height // factor, factor, width // factor, factor])
-    x = n.write(aten.permute.default, x, [*range(k), k, k + 2, k + 4, k + 1, k + 3])
-    return view(n, x, [*rest, channels * factor**2, height // factor, width // factor])
-
-
-def _channel_shuffle(n: Tracer, x: Value, groups: int) -> Value:
-    batch, channels, *rest = shape_of(x)
-    x = view(n, x, [batch, groups, channels // groups, *rest])
-    x = n.write(aten.transpose.int, x, 1, 2)
-    return view(n, x, [batch, channels, *rest])
-
-
-def _movedim(n: Tracer, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
-    rank = len(shape_of(x))
-    if not rank:
-        return x
-    places = dict(zip(dims_listed(x, destination), dims_listed(x, source), strict=True))
-    others = (dim for dim in range(rank) if dim not in places.values())
-    return n.write(aten.permute.default, x, [places[d] if d in places else next(others) for d in range(rank)])
-
-
-def _narrow(n: Tracer, x: Value, dim: int, start: int, length: int) -> Value:
-    start = start if start >= 0 else start + shape_of(x)[dim]
-    return n.write(aten.slice.Tensor, x, dim, start, start + length)
-
-
-def _expand_as(n: Tracer, x: Value, other: Value) -> Value:
-    return expand(n, x, shape_of(other))
 
 
 def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
@@ -67,10 +25,6 @@ def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
     often = [d for times, size in pairs for d in ([size] if times == 1 else [times, size])]
     x = n.write(aten.expand.default, view(n, x, once), often)
     return view(n, x, [times * size for times, size in pairs])
-
-
-def _tile(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
-    return _repeat(n, x, [1] * (len(shape_of(x)) - len(repeats)) + list(repeats))
 
 
 def _repeat_each(
@@ -215,16 +169,23 @@ OPERATORS = (
     spelling(_windows, aten.unfold.default),
     spelling(_im2col, aten.im2col.default),
     spelling(_col2im, aten.col2im.default),
-    spelling(_pixel_shuffle, aten.pixel_shuffle.default),
-    spelling(_pixel_unshuffle, aten.pixel_unshuffle.default),
-    spelling(_channel_shuffle, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
-    spelling(_movedim, aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
-    spelling(_narrow, aten.narrow.default),
-    spelling(_expand_as, aten.expand_as.default),
+    spelling(lambda n, x, other: expand(n, x, shape_of(other)), aten.expand_as.default),
     spelling(_repeat, aten.repeat.default),
-    spelling(_tile, aten.tile.default),
     spelling(_repeat_each, aten.repeat_interleave.self_int),
     spelling(_slice_scatter, aten.slice_scatter.default),
     spelling(_select_scatter, aten.select_scatter.default),
     spelling(_copy, aten.copy.default),
+    spelling(
+        lambda n, x, groups: n.write(aten.channel_shuffle.default, x, groups),
+        aten.native_channel_shuffle.default,
+    ),
+    *map(
+        in_torchs_parts,
+        (
+            *(aten.pixel_shuffle.default, aten.pixel_unshuffle.default),
+            aten.channel_shuffle.default,
+            *(aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
+            *(aten.narrow.default, aten.tile.default),
+        ),
+    ),
 )

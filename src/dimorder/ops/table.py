@@ -86,6 +86,19 @@ IMPLEMENTATIONS = frozenset(
     for title in _titles(operator, (i.name for i in operator.implementations))
 )
 PLAIN = frozenset(title for operator in OPERATORS.values() for title in _titles(operator, operator.plain))
+# Implementations in simpler operators, for targets that lack the operator itself.
+BY_MATMUL = frozenset(f"{name}/by matmul" for name in resize.RESIZED_BY_MATMUL)
+IN_SIMPLER = BY_MATMUL | {
+    "aten.convolution/without outer taps",
+    "aten.convolution/depth tap by tap",
+    "aten.convolution/transposed depth tap by tap",
+    "aten.max_pool2d/tap by tap",
+    "aten.max_pool3d/tap by tap",
+    "aten.slice.Tensor/step by view",
+    "aten.flip/digit by digit",
+    "aten.log_softmax.int/by halves",
+    "aten.cumprod/by doubling",
+}
 
 
 @cache

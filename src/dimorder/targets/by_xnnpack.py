@@ -15,8 +15,8 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_taps import tap_by_tap
-from dimorder.ops.resize import RESIZED_BY_MATMUL, resizes_to
-from dimorder.ops.table import PLAIN
+from dimorder.ops.resize import resizes_to
+from dimorder.ops.table import BY_MATMUL, IN_SIMPLER, PLAIN
 from dimorder.targets.base import Recipe
 from dimorder.targets.windows import PART_TAPS
 
@@ -35,23 +35,7 @@ _LINEAR = "aten.linear"
 IN_PHASES = "aten.convolution/transposed in phases"
 # XNNPACK computes these too, but no measurement has shown that they save more than they cost.
 _NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
-_RESIZED_BY_MATMUL = frozenset(f"{resize}/by matmul" for resize in RESIZED_BY_MATMUL)
-IMPLEMENTATIONS = (
-    (PLAIN - _NOT_WORTH_IT)
-    | _RESIZED_BY_MATMUL
-    | {
-        "aten.convolution/without outer taps",
-        IN_PHASES,
-        "aten.convolution/depth tap by tap",
-        "aten.convolution/transposed depth tap by tap",
-        "aten.max_pool2d/tap by tap",
-        "aten.max_pool3d/tap by tap",
-        "aten.slice.Tensor/step by view",
-        "aten.flip/digit by digit",
-        "aten.log_softmax.int/by halves",
-        "aten.cumprod/by doubling",
-    }
-)
+IMPLEMENTATIONS = (PLAIN - _NOT_WORTH_IT) | IN_SIMPLER | {IN_PHASES}
 # An AVX-512 core multiplies 60 times while it moves 8 bytes.
 _MACS_PER_BYTE = 8
 OWN = {
@@ -69,7 +53,7 @@ def sized(
     fixed ones.
     """
     if resizes_to(varying, graph):
-        missing |= _RESIZED_BY_MATMUL
+        missing |= BY_MATMUL
     implementations = tuple(names - missing for names in capabilities.implementations)
     own = dict(capabilities.own_implementations)
     if has_two_dynamic_rows(varying, graph):

@@ -107,6 +107,14 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
 
     @abstractmethod
+    def op(self, kind: str, inputs: Sequence[N], shape: Sequence[int], **options: Any) -> N:
+        """Write operator `kind` on `inputs` in their shapes."""
+
+    @abstractmethod
+    def sizes(self, sizes: Sequence[int]) -> N:
+        """Return a constant of sizes, starts, paddings, multiples or dimensions."""
+
+    @abstractmethod
     def _constant_like(self, data: np.ndarray[Any, Any], value: N) -> N:
         """Return a constant of the type of `value`."""
 
@@ -130,6 +138,36 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
     def as_written(self, value: N) -> N:
         """Return the same elements in the shape in which they were written, which needs no operator."""
         return self.reshape(value, self._tensors[value.tensor].shape)
+
+    def slice(self, x: N, dim: int, start: int, length: int, in_rows: bool) -> N:
+        """Write a SLICE of `length` elements from `start` on of one dimension."""
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+        x, dim, inner = self._around(x, dim, in_rows)
+        starts, sizes = [0] * len(x.shape), list(x.shape)
+        starts[dim], sizes[dim] = start * inner, length * inner
+        return self.reshape(self.op("SLICE", [x, self.sizes(starts), self.sizes(sizes)], sizes), shape)
+
+    def join(self, kind: str, values: Sequence[N], dim: int, in_rows: bool) -> N:
+        """Write one operator that joins values along a dimension."""
+        total = sum(value.shape[dim] for value in values)
+        first, axis, inner = self._around(values[0], dim, in_rows)
+        parts = [first, *(self._around(value, dim, in_rows)[0] for value in values[1:])]
+        out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
+        joined = self.op(kind, parts, out, axis=axis)
+        return self.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))
+
+    def _around(self, x: N, dim: int, in_rows: bool) -> tuple[N, int, int]:
+        """Return `x` or its rows, the dimension that `dim` is part of, and its elements for each of `dim`."""
+        if not in_rows:
+            return x, dim, 1
+        rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+        return self.reshape(x, (rows, x.shape[dim] * inner)), 1, inner
+
+    def in_ranks(self, x: N, dim: int) -> tuple[N, int]:
+        """Return `x` and the place of a dimension, in as many dimensions as the target has."""
+        if len(x.shape) <= self.MAX_RANK:
+            return x, dim
+        return self.reshape(x, (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))), 1
 
     def _transpose(self, view: View[N]) -> N:
         is_written = len(view.order) <= self.MAX_RANK

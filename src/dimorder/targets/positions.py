@@ -1,16 +1,18 @@
-"""Compute with indices as torch does, for writers of targets that gather rows of a matrix."""
+"""Compute with indices as torch does, and read elements at them, for targets that gather rows of a matrix."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from dimorder.targets.graph_writer import N, NamedWriter, T
 from dimorder.targets.table import Arguments, View
+
+aten = torch.ops.aten
 
 Indices: TypeAlias = "Sequence[View[N] | Tensor | None]"
 
@@ -66,7 +68,40 @@ def flat(w: NamedWriter[N, T], operand: View[N] | Tensor) -> N | Tensor:
     return w.reshape(value, (value.size,))
 
 
-def gather_indices(a: Arguments) -> list[View[N] | Tensor]:
+def reads_at_indices(
+    take: Callable[[Any, N, int, N | Tensor], N], places: Callable[[Any, Sequence[int], Indices[N]], N]
+) -> Mapping[Any, Callable[[Any, Arguments], N]]:
+    """Return what writes each operator that reads elements at indices.
+
+    Args:
+        take: writes the elements at 1-D indices of a dimension.
+        places: writes the flat position of each element that indices select, as `flat_positions` does.
+    """
+
+    def embedding(w: NamedWriter[N, T], a: Arguments) -> N:
+        return w.reshape(take(w, w.dense(a.weight), 0, flat(w, a.indices)), a.shape)
+
+    def index_select(w: NamedWriter[N, T], a: Arguments) -> N:
+        x = w.dense(a.self)
+        x = w.reshape(x, x.shape or (1,))
+        return w.reshape(take(w, x, a.dim % len(x.shape), flat(w, a.index)), a.shape)
+
+    def gathered(w: NamedWriter[N, T], a: Arguments, indices: Indices[N]) -> N:
+        x = w.dense(a.self)
+        sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
+        at = places(w, sizes, indices)
+        x = w.reshape(x, (math.prod(sizes), *rest))
+        return w.reshape(take(w, x, 0, w.reshape(at, (at.size,))), a.shape)
+
+    return {
+        aten.embedding.default: embedding,
+        aten.index_select.default: index_select,
+        aten.index.Tensor: lambda w, a: gathered(w, a, a.indices),
+        aten.gather.default: lambda w, a: gathered(w, a, _gather_indices(a)),
+    }
+
+
+def _gather_indices(a: Arguments) -> list[View[N] | Tensor]:
     """Return an index for each dimension of a gather: an element's own index for all dimensions but one."""
     rank = len(a.shape)
     indices: list[View[N] | Tensor] = [

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
-from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, I64, add, cast, mul, select
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
+from dimorder.targets.positions import Indices, check_indices, flat_positions, reads_at_indices
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -29,7 +28,7 @@ def take(w: LiteRtWriter, x: LiteRtValue, dim: int, indices: LiteRtValue | Tenso
     shape, rows = x.shape, x.shape[dim]
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + rows, indices).to(torch.int32))
-    x, axis = in_ranks(w, x, dim)
+    x, axis = w.in_ranks(x, dim)
     at = w.as_written(indices)
     if not at.shape or len(x.shape) - 1 + len(at.shape) > MAX_RANK:
         at = w.reshape(indices, (indices.size,))
@@ -57,32 +56,6 @@ def _counted(w: LiteRtWriter, count: int) -> LiteRtValue:
 
 
 # -- rows --------------------------------------------------------------------------------------------------
-
-
-def _embedding(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    return w.reshape(take(w, w.dense(a.weight), 0, flat(w, a.indices)), a.shape)
-
-
-def _index_select(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x = w.dense(a.self)
-    x = w.reshape(x, x.shape or (1,))
-    return w.reshape(take(w, x, a.dim % len(x.shape), flat(w, a.index)), a.shape)
-
-
-def _index(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    return _gathered(w, a, a.indices)
-
-
-def _gather(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    return _gathered(w, a, gather_indices(a))
-
-
-def _gathered(w: LiteRtWriter, a: Arguments, indices: Indices[LiteRtValue]) -> LiteRtValue:
-    x = w.dense(a.self)
-    sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
-    x = w.reshape(x, (math.prod(sizes), *rest))
-    at = _places(w, sizes, indices)
-    return w.reshape(take(w, x, 0, w.reshape(at, (at.size,))), a.shape)
 
 
 def _index_put(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -139,12 +112,14 @@ def _check_scatter_reduce(a: Arguments) -> str | None:
     return None if len(a.shape) == 1 and a.reduce in _SEGMENTS else f"a scatter that reduces by {a.reduce}"
 
 
+_READS = reads_at_indices(take, _places)
+
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.embedding.default: Row(_embedding),
-        aten.index_select.default: Row(_index_select, integers=True),
-        aten.index.Tensor: Row(_index, check_indices),
-        aten.gather.default: Row(_gather),
+        aten.embedding.default: Row(_READS[aten.embedding.default]),
+        aten.index_select.default: Row(_READS[aten.index_select.default], integers=True),
+        aten.index.Tensor: Row(_READS[aten.index.Tensor], check_indices),
+        aten.gather.default: Row(_READS[aten.gather.default]),
         aten.scatter_reduce.two: Row(_scatter_reduce, _check_scatter_reduce),
         aten.index_put.default: Row(_index_put, _check_index_put),
     }

@@ -32,31 +32,13 @@ def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int, s
     """Return `length` elements from `start` on of one dimension."""
     if length == x.shape[dim] and step == 1:
         return x
-    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     if step != 1:
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         ends = [*x.shape[:dim], start + (length - 1) * step + 1, *x.shape[dim + 1 :]]
         starts, steps = ([other] * len(ends) for other in (0, 1))
         starts[dim], steps[dim] = start, step
         return w.op("STRIDED_SLICE", [x, w.sizes(starts), w.sizes(ends), w.sizes(steps)], shape)
-    x, dim, inner = around(w, x, dim, len(x.shape) > MAX_SLICED)
-    starts, sizes = [0] * len(x.shape), list(x.shape)
-    starts[dim], sizes[dim] = start * inner, length * inner
-    return w.reshape(w.op("SLICE", [x, w.sizes(starts), w.sizes(sizes)], sizes), shape)
-
-
-def in_ranks(w: LiteRtWriter, x: LiteRtValue, dim: int) -> tuple[LiteRtValue, int]:
-    """Return `x` and the place of a dimension, in as many dimensions as LiteRT has."""
-    if len(x.shape) <= MAX_RANK:
-        return x, dim
-    return w.reshape(x, (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))), 1
-
-
-def around(w: LiteRtWriter, x: LiteRtValue, dim: int, in_rows: bool) -> tuple[LiteRtValue, int, int]:
-    """Return `x` or rows of it, the dimension that contains `dim`, and its elements per element of `dim`."""
-    if not in_rows:
-        return x, dim, 1
-    rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-    return w.reshape(x, (rows, x.shape[dim] * inner)), 1, inner
+    return w.slice(x, dim, start, length, in_rows=len(x.shape) > MAX_SLICED)
 
 
 def pad(
@@ -103,17 +85,8 @@ def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 def concat(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
     """Concatenate along one dimension; many operands are concatenated in several steps."""
-    return join_in_steps(values, MAX_CONCATENATED, lambda group: _concatenated(w, group, dim))
-
-
-def _concatenated(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
-    total = sum(value.shape[dim] for value in values)
     in_rows = len(values[0].shape) > MAX_RANK
-    first, axis, inner = around(w, values[0], dim, in_rows)
-    parts = [first, *(around(w, value, dim, in_rows)[0] for value in values[1:])]
-    out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
-    joined = w.op("CONCATENATION", parts, out, axis=axis)
-    return w.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))
+    return join_in_steps(values, MAX_CONCATENATED, lambda group: w.join("CONCATENATION", group, dim, in_rows))
 
 
 # -- rows --------------------------------------------------------------------------------------------------
@@ -176,7 +149,7 @@ def _moved(target: Any) -> Row:
 def _flip(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.self)
     for dim in (dim % len(a.shape) for dim in a.dims):
-        y, axis = in_ranks(w, x, dim)
+        y, axis = w.in_ranks(x, dim)
         x = w.reshape(w.op("REVERSE_V2", [y, w.sizes([axis])], y.shape), a.shape)
     return x
 

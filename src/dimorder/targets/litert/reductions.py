@@ -15,7 +15,6 @@ from torch import Tensor
 from dimorder.targets.graph_writer import merge_broadcast
 from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
-from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.rows import reduced_by, unfit_matrices, unfit_softmax
@@ -168,7 +167,7 @@ def _arg(largest: bool) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         x = w.dense(a.self)
         x = w.reshape(x, x.shape or (1,))
-        x, dim = in_ranks(w, x, (a.dim or 0) % len(x.shape))
+        x, dim = w.in_ranks(x, (a.dim or 0) % len(x.shape))
         shape = (*x.shape[:dim], *x.shape[dim + 1 :])
         return w.reshape(w.op(kind, [x, w.sizes([dim])], shape, I64, outputType=_INT64), a.shape)
 
@@ -197,7 +196,7 @@ def _check_softmax(a: Arguments) -> str | None:
 
 
 def _log_softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x, _ = in_ranks(w, w.dense(a.self), len(a.shape) - 1)
+    x, _ = w.in_ranks(w.dense(a.self), len(a.shape) - 1)
     return w.reshape(w.op("LOG_SOFTMAX", [x], x.shape), a.shape)
 
 
@@ -216,7 +215,7 @@ def _cumsum(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = cast(w, w.dense(a.self), a.dtype)
     if not x.shape:
         return x
-    x, dim = in_ranks(w, x, a.dim % len(x.shape))
+    x, dim = w.in_ranks(x, a.dim % len(x.shape))
     return w.reshape(w.op("CUMSUM", [x, w.sizes([dim])], x.shape), a.shape)
 
 

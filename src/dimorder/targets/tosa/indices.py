@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.positions import Indices, check_indices, flat, flat_positions, gather_indices
+from dimorder.targets.positions import Indices, check_indices, flat_positions, reads_at_indices
 from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.dtypes import WIDEST
@@ -52,37 +52,6 @@ def _places(w: TosaWriter, sizes: Sequence[int], indices: Indices[TosaValue]) ->
 
 
 # -- rows --------------------------------------------------------------------------------------------------
-
-
-def _embedding(w: TosaWriter, a: Arguments) -> TosaValue:
-    return w.reshape(take(w, w.dense(a.weight), 0, flat(w, a.indices)), a.shape)
-
-
-def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.self)
-    if not x.shape:  # a single element
-        x = w.reshape(x, (1,))
-    return w.reshape(take(w, x, a.dim % len(x.shape), flat(w, a.index)), a.shape)
-
-
-def _index(w: TosaWriter, a: Arguments) -> TosaValue:
-    return _gathered(w, a, a.indices)
-
-
-def _gather(w: TosaWriter, a: Arguments) -> TosaValue:
-    return _gathered(w, a, gather_indices(a))
-
-
-def _gathered(w: TosaWriter, a: Arguments, indices: Indices[TosaValue]) -> TosaValue:
-    x = w.dense(a.self)
-    sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
-    x = w.reshape(x, (math.prod(sizes), *rest))
-    at = _places(w, sizes, indices)
-    return w.reshape(take(w, x, 0, w.reshape(at, (math.prod(at.shape),))), a.shape)
-
-
-def _check_index(a: Arguments) -> str | None:
-    return check_indices(a) or _check_gathered(a)
 
 
 def _check_gathered(a: Arguments) -> str | None:
@@ -145,12 +114,16 @@ def _check_index_put(a: Arguments) -> str | None:
     return check_indices(a)
 
 
+_READS = reads_at_indices(take, _places)
+
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.embedding.default: Row(_embedding, halves=is_of_one_type),
-        aten.index_select.default: Row(_index_select, halves=is_of_one_type),
-        aten.index.Tensor: Row(_index, _check_index, halves=is_of_one_type),
-        aten.gather.default: Row(_gather, _check_gathered, halves=is_of_one_type),
+        aten.embedding.default: Row(_READS[aten.embedding.default], halves=is_of_one_type),
+        aten.index_select.default: Row(_READS[aten.index_select.default], halves=is_of_one_type),
+        aten.index.Tensor: Row(
+            _READS[aten.index.Tensor], lambda a: check_indices(a) or _check_gathered(a), halves=is_of_one_type
+        ),
+        aten.gather.default: Row(_READS[aten.gather.default], _check_gathered, halves=is_of_one_type),
         aten.index_put.default: Row(_index_put, _check_index_put),
     }
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dimorder.targets.graph_writer import join_in_steps
+from dimorder.targets.graph_writer import join_in_steps, merge_broadcast
 from dimorder.targets.rows import clone, paddings, permute, view
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES
@@ -26,11 +26,7 @@ def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> To
     """Return elements `start` to `start + length` of one dimension."""
     if length == x.shape[dim]:
         return x
-    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-    x, dim, inner = _around(w, x, dim, _goes_in_rows(x))
-    starts, sizes = [0] * len(x.shape), list(x.shape)
-    starts[dim], sizes[dim] = start * inner, length * inner
-    return w.reshape(w.op("SLICE", [x, w.shape(starts), w.shape(sizes)], sizes), shape)
+    return w.slice(x, dim, start, length, _goes_in_rows(x))
 
 
 def _goes_in_rows(x: TosaValue) -> bool:
@@ -39,14 +35,6 @@ def _goes_in_rows(x: TosaValue) -> bool:
     Vela cuts and joins images one by one.
     """
     return len(x.shape) > MAX_RANK or math.prod(x.shape[:-3]) > 1
-
-
-def _around(w: TosaWriter, x: TosaValue, dim: int, in_rows: bool) -> tuple[TosaValue, int, int]:
-    """Return `x` or rows of it, the dimension that contains `dim`, and its elements per element of `dim`."""
-    if not in_rows:
-        return x, dim, 1
-    rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-    return w.reshape(x, (rows, x.shape[dim] * inner)), 1, inner
 
 
 def pad(
@@ -62,22 +50,16 @@ def pad(
     shape = [
         length + low + high for length, low, high in zip(x.shape, amounts[::2], amounts[1::2], strict=True)
     ]
-    return w.op("PAD", [x, w.shape(amounts), w.number(fill, x.dtype)], shape)
+    return w.op("PAD", [x, w.sizes(amounts), w.number(fill, x.dtype)], shape)
 
 
 def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
     """Concatenate along one dimension; many operands are concatenated in several steps."""
-    return join_in_steps(values, MAX_OPERANDS, lambda group: _concatenated(w, group, dim))
 
+    def joined(group: Sequence[TosaValue]) -> TosaValue:
+        return w.join("CONCAT", group, dim, in_rows=any(map(_goes_in_rows, group)))
 
-def _concatenated(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
-    total = sum(value.shape[dim] for value in values)
-    in_rows = any(map(_goes_in_rows, values))
-    first, axis, inner = _around(w, values[0], dim, in_rows)
-    parts = [first, *(_around(w, value, dim, in_rows)[0] for value in values[1:])]
-    out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
-    joined = w.op("CONCAT", parts, out, axis=axis)
-    return w.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))
+    return join_in_steps(values, MAX_OPERANDS, joined)
 
 
 def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
@@ -88,21 +70,12 @@ def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
     constant = w.data(x)
     if constant is not None:
         return w.constant(constant.expand(shape), x.dtype)
-    runs: list[list[int]] = []  # adjacent dimensions that are all repeated, or all not
-    for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)):
-        if new == 1:
-            continue
-        if runs and (x.shape[runs[-1][-1]] == 1) == (old == 1):
-            runs[-1].append(d)
-        else:
-            runs.append([d])
-    merged = [math.prod(x.shape[d] for d in run) for run in runs]
-    out = [math.prod(shape[d] for d in run) for run in runs]
+    merged, out = merge_broadcast([x.shape, shape], shape)
     if len(out) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
         last = max(d for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)) if old != new)
         return tile(w, tile(w, x, (*x.shape[:last], *shape[last:])), shape)
     multiples = [new // old for old, new in zip(merged, out, strict=True)]
-    y = w.op("TILE", [w.reshape(x, merged), w.shape(multiples)], out)
+    y = w.op("TILE", [w.reshape(x, merged), w.sizes(multiples)], out)
     return w.reshape(y, shape)
 
 
@@ -137,9 +110,7 @@ def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
 def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     for dim in (dim % len(a.shape) for dim in a.dims):
-        sizes = x.shape
-        merged = (math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :]))
-        y, axis = (x, dim) if len(sizes) <= MAX_RANK else (w.reshape(x, merged), 1)
+        y, axis = w.in_ranks(x, dim)
         x = w.reshape(w.op("REVERSE", [y], y.shape, axis=axis), a.shape)
     return x
 

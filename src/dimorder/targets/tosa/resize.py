@@ -145,7 +145,7 @@ def _resize(
     scale = [number for axis in axes for number in (axis.n, axis.d)]
     offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
     dtype = sum_type(x.dtype) if mode == "BILINEAR" else x.dtype
-    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, dtype, mode=mode)
+    return w.op("RESIZE", [x, w.sizes(scale), w.sizes(offset), w.sizes(border)], shape, dtype, mode=mode)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

@@ -180,7 +180,7 @@ def exact_padding(
         reached[d + 1] += min(after, 0)
         exact += [before, max(after, 0)]
     if reached != list(x.shape):
-        x = w.op("SLICE", [x, w.shape([0] * len(reached)), w.shape(reached)], reached)
+        x = w.op("SLICE", [x, w.sizes([0] * len(reached)), w.sizes(reached)], reached)
     return exact, x
 
 

@@ -23,7 +23,7 @@ from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_elementary import ELEMENTARY
 from dimorder.ops.parts_pairs import PAIRS
-from dimorder.ops.table import PLAIN
+from dimorder.ops.table import IN_SIMPLER, PLAIN
 from dimorder.targets.base import Artifact, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import INFO, sidecar
@@ -164,27 +164,18 @@ _FROM_PARTS = frozenset(
 _FIRST = frozenset({"aten.linear/features first"})
 
 
-_IMPLEMENTATIONS = PLAIN | {
-    "aten.linear/as a convolution",
-    "aten.linear/as a matmul",
-    "aten.convolution/without outer taps",
-    "aten.convolution/depth tap by tap",
-    "aten.convolution/transposed depth tap by tap",
-    "aten.max_pool2d/tap by tap",
-    "aten.max_pool3d/tap by tap",
-    "aten.slice.Tensor/step by view",
-    "aten.flip/digit by digit",
-    "aten.amax/by halves",
-    "aten.amin/by halves",
-    "aten.prod.dim_int/by halves",
-    "aten.log_softmax.int/by halves",
-    "aten.cumsum/by doubling",
-    "aten.cumprod/by doubling",
-    "aten.upsample_bilinear2d.vec/by matmul",
-    "aten.upsample_bicubic2d.vec/by matmul",
-    "aten._upsample_bilinear2d_aa.vec/by matmul",
-    "aten._upsample_bicubic2d_aa.vec/by matmul",
-}
+_IMPLEMENTATIONS = (
+    PLAIN
+    | IN_SIMPLER
+    | {
+        "aten.linear/as a convolution",
+        "aten.linear/as a matmul",
+        "aten.amax/by halves",
+        "aten.amin/by halves",
+        "aten.prod.dim_int/by halves",
+        "aten.cumsum/by doubling",
+    }
+)
 _OF_FLOATS = (_IMPLEMENTATIONS, _IMPLEMENTATIONS - _FIRST, _IMPLEMENTATIONS - _FIRST - _FROM_PARTS)
 # A function of a sum, into which operators from parts decompose, has no form in integers.
 _OF_INTEGERS = (_IMPLEMENTATIONS - _FROM_PARTS, _IMPLEMENTATIONS - _FROM_PARTS - _FIRST)

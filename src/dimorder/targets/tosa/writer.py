@@ -98,7 +98,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         """Return a constant of one element, which broadcasts against a value of `rank` dimensions."""
         return self.constant(np.full((1,) * rank, number), dtype)
 
-    def shape(self, sizes: Sequence[int]) -> TosaValue:
+    def sizes(self, sizes: Sequence[int]) -> TosaValue:
         """Return a constant of type SHAPE: sizes, starts, paddings or multiples."""
         return self.constant(np.array(sizes, dtype=np.int64), "SHAPE")
 
@@ -243,7 +243,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         return self.constant(data, value.dtype)
 
     def _write_reshape(self, value: TosaValue, shape: tuple[int, ...]) -> TosaValue:
-        return self.op("RESHAPE", [value, self.shape(shape)], shape)
+        return self.op("RESHAPE", [value, self.sizes(shape)], shape)
 
     def _write_transpose(self, value: TosaValue, order: tuple[int, ...]) -> TosaValue:
         return self.op("TRANSPOSE", [value], [value.shape[i] for i in order], perms=list(order))

@@ -212,7 +212,7 @@ def numbers(w: IntegerWriter, operand: Any) -> Numbers:
 def with_one_scale(w: IntegerWriter, x: Accumulator) -> Accumulator:
     """Return the same with one scale, and with its bounds applied to the integers."""
     if x.integers.dtype == "INT48":
-        x = shorten(w, x, 30, "INT32")
+        x = shorten(w, x, 30)
     scale, limit, value = float(x.scales.max()), x.limit, x.integers
     if x.scales.numel() > 1:
         bits = max(limit, 1).bit_length()
@@ -227,12 +227,12 @@ def with_one_scale(w: IntegerWriter, x: Accumulator) -> Accumulator:
     return Accumulator(value, torch.tensor(scale, dtype=torch.float64), max(limit, 1), error=x.error)
 
 
-def shorten(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumulator:
-    """Round to so many bits, besides the sign."""
+def shorten(w: IntegerWriter, x: Accumulator, bits: int) -> Accumulator:
+    """Round to INT32 of so many bits, besides the sign."""
     less = max(x.limit.bit_length() - bits, 0)
-    if not less and dtype == x.integers.dtype:
+    if not less and x.integers.dtype == "INT32":
         return x
-    integers = rescale(w, x.integers, [2.0**-less], dtype)
+    integers = rescale(w, x.integers, [2.0**-less], "INT32")
     return replace(x, integers=integers, scales=x.scales * 2.0**less, limit=(x.limit >> less) + 1)
 
 

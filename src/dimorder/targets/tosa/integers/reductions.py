@@ -77,7 +77,7 @@ def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumul
         total = _with_ones(w, w.reshape(values, (outer, *kernel, channels)), of, kernel, (1, 1))
         return w.reshape(total, shape)  # type: ignore[no-any-return]
     held, count = as_sum(w, x), math.prod(x.shape[d] for d in dims)
-    held = shorten(w, held, 30 - count.bit_length(), "INT32")
+    held = shorten(w, held, 30 - count.bit_length())
     summed = reductions.reduce(w, "REDUCE_SUM", held.integers, dims)
     whole = w.reshape(summed, shape)
     return Accumulator(whole, held.scales, held.limit * count, error=held.error * count)
