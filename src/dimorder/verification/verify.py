@@ -8,9 +8,9 @@ that has none. The first trial is then on numbers between 0 and 1, else near the
 
 If float32 itself is farther from float64 than the tolerance, the program may be as far from it as PyTorch is.
 Half precision always is. A program in half precision is compared with the float64 of its network. It may be
-twice as far from float64 as PyTorch's own half precision, or as that with a little noise in each result: one
-run shows how far a rounding moves an output only by chance. The artifact may also be twice as far as the
-network or the physical program with sums in float16 (`fp16_accumulation.py`).
+twice as far from float64 as PyTorch's own half precision. One run may be near float64 by chance, so runs with
+a little noise in each result count too. The artifact may also be twice as far as the network or the physical
+program with sums in float16 (`fp16_accumulation.py`).
 
 A network that writes buffers is called several times in a row, and so is the program.
 """
