@@ -69,4 +69,4 @@ def test_capture_runs_its_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_pass_has_a_name_of_its_own() -> None:
     names = [each.name for each in (*EXPORTED_PASSES, *GRAPH_PASSES, *linear_passes(True, True, frozenset()))]
-    assert len(names) == len(set(names)) == 13
+    assert len(names) == len(set(names)) == 14

@@ -134,3 +134,10 @@ def test_vectors_and_large_matrices_stay_whole(function: Any, size: int, left: l
 def test_a_target_that_lists_none_keeps_the_operator() -> None:
     nodes = capture(Net(torch.erfc), (VALUES,)).nodes
     assert aten.erfc.default in [node.target for node in nodes]
+
+
+@pytest.mark.parametrize("name", ["atan", "asin", "sinh", "tan", "expm1"])
+def test_an_odd_function_keeps_the_sign_of_zero(name: str) -> None:
+    zeros = torch.tensor([0.0, -0.0])
+    got = FUNCTIONS[getattr(aten, name).default](zeros)
+    assert torch.equal(got, zeros) and torch.equal(got.signbit(), zeros.signbit())

@@ -124,6 +124,17 @@ def test_rows_are_requantised() -> None:
     assert made.verified.artifact_ran and (operators["GATHER"], operators["RESCALE"]) == (1, 1)
 
 
+def test_rows_of_a_value_are_written_into_itself() -> None:
+    def moved(m: torch.nn.Module, x: Tensor, i: Tensor) -> Tensor:
+        y = quantised(x, *ONE)
+        return quantised(aten.index_put(y, [i], y), *ONE)
+
+    inputs = X, torch.tensor([2, 0, 1])
+    made = dimorder.lower(Net(moved), inputs, target="tosa", run_artifact=True)
+    (got,) = made.artifact.run([made.contract.inputs[0].quantized(X), inputs[1]])
+    assert torch.equal(made.contract.outputs[0].real(got), moved(torch.nn.Module(), *inputs))
+
+
 def test_ethos_u85_reads_and_writes_rows() -> None:
     pytest.importorskip("ethosu")
     net = Net(lambda m, x, v, i: aten.index_put(x, [ROWS, COLUMNS], v).index_select(1, i))

@@ -44,6 +44,15 @@ OUTSIDE: dict[str, Outside] = {
         {"aten::cumsum.out": 1},
         0,
     ),
+    "a running product of integers": (
+        lambda x: torch.cumprod(x, 1),
+        (torch.arange(2 * 7 * 3).reshape(2, 7, 3) % 5 - 2,),
+        {},
+        (),
+        0,
+        {"aten::slice_copy.Tensor_out": 3, "aten::constant_pad_nd.out": 3, "aten::mul.out": 3},
+        0,
+    ),
     "beside a delegate": (
         lambda x: torch.cumsum(x, 1) + torch.relu(x * 2),
         (r(3, 70, 7),),

@@ -15,8 +15,9 @@ from dimorder.ops import normalization
 from dimorder.plans.make_contract import make_contract
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import FunctionalProgram, NoisyRun
+from dimorder.verification.reference import verify
 from dimorder.verification.relative_error import relative_error
-from dimorder.verification.verify import Trial, verify
+from dimorder.verification.verify import Trial
 
 INF, NAN = math.inf, math.nan
 
@@ -196,7 +197,7 @@ class Scores(torch.nn.Module):
 @HALVES
 @pytest.mark.parametrize("takes", [torch.float32, None])
 def test_half_precision_is_held_to_float64(dtype: torch.dtype, takes: torch.dtype | None) -> None:
-    """Test that exact results and PyTorch's own pass; results three times as far from float64 do not."""
+    """Test that exact results and PyTorch's own pass; results five times as far from float64 do not."""
     network = Scores(dtype, takes or dtype)
     held = trial_on(network, torch.randn(30, 50).to(takes or dtype))
     exact = Scores(torch.float64, torch.float64)
@@ -210,7 +211,7 @@ def test_half_precision_is_held_to_float64(dtype: torch.dtype, takes: torch.dtyp
     for factor in (0.0, 1.0):
         held.compare(lambda given, factor=factor: far(factor, given[0]), "the program")
     with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
-        held.compare(lambda given: far(3.0, given[0]), "the program", half_sums=False)
+        held.compare(lambda given: far(5.0, given[0]), "the program", half_sums=False)
 
 
 def test_a_program_may_keep_its_sums_in_float16_where_the_network_is_of_float16() -> None:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.capture.dynamic import with_dynamic
 from dimorder.capture.functionalize import functionalize
+from dimorder.capture.fuse_gelu import fuse_gelu
 from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
@@ -150,6 +151,7 @@ GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
     Pass("compute in float32 between integers", widen_between_integers, _GRAPH, _GRAPH),
     Pass("normalize quantization", normalize_quantization, _GRAPH, _GRAPH),
     Pass("merge common subexpressions", merge_common_subexpressions, _GRAPH, _GRAPH),
+    Pass("write GELU as one operator", fuse_gelu, _GRAPH, _GRAPH),
     Pass("merge slices", merge_slices, _GRAPH, _GRAPH),
     Pass("crop padding of convolutions", crop_conv_padding, _GRAPH, _GRAPH),
     Pass("refuse random numbers", refuse_random),

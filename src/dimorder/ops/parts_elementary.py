@@ -27,11 +27,10 @@ def _atan_near(x: Tensor) -> Tensor:
 
 
 def _atan(x: Tensor) -> Tensor:
-    size = x.abs()
-    is_far = size > 1
-    angle = _atan_near(torch.where(is_far, 1 / size, size))
-    angle = torch.where(is_far, math.pi / 2 - angle, angle)
-    return torch.where(x < 0, -angle, angle)
+    """Return the angle, of either sign: that of -0 is -0."""
+    is_far = x.abs() > 1
+    angle = _atan_near(torch.where(is_far, 1 / x, x))
+    return torch.where(is_far, torch.where(x < 0, -math.pi / 2, math.pi / 2) - angle, angle)
 
 
 def _is_below(x: Tensor) -> Tensor:

@@ -117,18 +117,20 @@ class Checks:
     ) -> float:
         errors = [0.0]
         for choices, checks in self._by_choices(planned.contract, "run"):
-            emitted = artifact
+            emitted, program = artifact, _forced(physical.program, planned, choices)
             if choices is not None:
-                emitted = target.emit(_forced(physical.program, planned, choices), planned.contract)
+                emitted = target.emit(program, planned.contract)
+            own = as_function(program)
             run = emitted.start() if runs else emitted.reference_run
             for check in checks:
                 what = f"the {target.suffix} that was emitted{check.at}"
                 try:
                     if run is not None:
                         model = emitted.reference_run if runs else None
-                        errors.append(check.trial.compare(run, what, model))
+                        errors.append(check.trial.compare(run, what, model, physical=own))
                     for name, other in (emitted.other_runs if runs else {}).items():
-                        errors.append(check.trial.compare_once(other, f"{what}, run by {name}"))
+                        ran = f"{what}, run by {name}"
+                        errors.append(check.trial.compare_once(other, ran, physical=own))
                 except VerificationError:
                     selections = self._selections(physical, planned, check)
                     if selections is None or run is None:

@@ -87,6 +87,11 @@ class NoisyRun(GraphRun):
 
     Each float is off by a few roundings, zeros have either sign, and subnormal numbers are zero.
 
+    Args:
+        module: the graph.
+        seed: the seed of the noise.
+        roundings: the noise's standard deviation, in spacings of the floats about 1.
+
     >>> class Ties(torch.nn.Module):
     ...     def forward(self, x):
     ...         return (x * 3).argmax()
@@ -96,21 +101,22 @@ class NoisyRun(GraphRun):
     (tensor(0), tensor(False))
     """
 
-    def __init__(self, module: Module, seed: int = 0) -> None:
+    def __init__(self, module: Module, seed: int = 0, roundings: float = 4) -> None:
         super().__init__(module)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.roundings, self.generator = roundings, torch.Generator().manual_seed(seed)
 
     def branch_run(self, branch: Module) -> GraphRun:
-        return NoisyRun(branch)
+        return NoisyRun(branch, roundings=self.roundings)
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call(target, args, kwargs)
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
-        noise = torch.randn(result.shape, generator=self.generator).to(result.dtype)
-        rounded = result * (1 + 4 * torch.finfo(result.dtype).eps * noise)
+        noise = torch.randn(result.shape, generator=self.generator)
+        factor = 1 + self.roundings * torch.finfo(result.dtype).eps * noise
+        rounded = (result * factor).to(result.dtype)
         nothing = result.abs() < torch.finfo(result.dtype).tiny
-        return torch.where(nothing, torch.zeros_like(result).copysign(noise), rounded)
+        return torch.where(nothing, torch.zeros_like(result).copysign(noise.to(result.dtype)), rounded)
 
 
 class Float64Run(GraphRun):

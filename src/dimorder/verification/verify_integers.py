@@ -43,14 +43,14 @@ from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run, LogicalIntegersRun
 from dimorder.verification.quantized_values import half_errors, record_quantized
-from dimorder.verification.reference import FACTOR, HALF_FACTOR, Outputs
+from dimorder.verification.reference import FACTOR, HALF_FACTOR, Outputs, verify
 from dimorder.verification.relative_error import (
     TOLERANCE,
     outputs_above,
     relative_error,
     relative_errors,
 )
-from dimorder.verification.verify import Inputs, Run, Trial, verify
+from dimorder.verification.verify import Inputs, Run, Trial
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
 # For integers that both compute in float64: constants that lowering computes are float32. A value that is
@@ -100,7 +100,14 @@ class QuantizedTrial(Trial):
         Differences.together(differences).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
-    def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
+    def compare(
+        self,
+        run: Run,
+        what: str,
+        model: Run | None = None,
+        half_sums: bool = False,
+        physical: Run | None = None,
+    ) -> float:
         """Return the relative error of `run`, for information; it must give the bits that `model` does.
 
         Raises:
@@ -126,7 +133,7 @@ class QuantizedTrial(Trial):
                 )
         return max(errors, default=0.0)
 
-    def compare_once(self, run: Run, what: str, half_sums: bool = True) -> float:
+    def compare_once(self, run: Run, what: str, half_sums: bool = True, physical: Run | None = None) -> float:
         """Return the relative error of a run that checks its integers itself, for information."""
         return self.compare(run, what)
 

@@ -81,6 +81,8 @@ def wrong_outside(node: Node) -> str | None:
         return "the portable kernel ends the process where there is no dimension"
     if node.target is aten.log_softmax.int and value.dtype == torch.float64:
         return "the portable kernel refuses torch.float64 when it runs"
+    if node.target is aten.cumprod.default:
+        return "ExecuTorch has no kernel for running products"
     if node.target is aten.linear.default:
         return "ExecuTorch transposes the weight at each call"
     if node.target is aten.convolution.default and value.ndim > 4:

@@ -42,6 +42,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
                 (aten.gather.default, "index"),
             )
         },
-        aten.index_put.default: Row(_index_put, _check_index_put, kernel=scattered("indices")),
+        aten.index_put.default: Row(
+            _index_put, _check_index_put, kernel=lambda a: scattered("indices", a.self, a.values)
+        ),
     }
 )

@@ -88,13 +88,15 @@ def gathered(positions: str) -> WideKernel:
     return WideKernel(unmet, keeps=True, positions=(positions,))
 
 
-def scattered(positions: str) -> WideKernel:
-    """Return the kernel of a value with elements of another one at such positions."""
+def scattered(positions: str, *values: Any) -> WideKernel:
+    """Return the kernel of a value with elements of another one, or its own, at such positions."""
 
     def unmet(operands: Operands) -> str | None:
         if len({each.exact_type for each in operands.values()}) > 1:
             return "two values of which the integers have different scales"
-        return unmet_integers(operands) if len(operands) == 2 else "elements of a constant"
+        return (
+            unmet_integers(operands) if all(map(operands.__contains__, values)) else "elements of a constant"
+        )
 
     return WideKernel(unmet, keeps=True, positions=(positions,))
 
