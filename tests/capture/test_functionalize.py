@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn import functional as F
 
+import dimorder
 from dimorder.capture.functionalize import functionalize
 from dimorder.ops.table import OPERATORS
 from dimorder.verification.relative_error import relative_error
@@ -139,3 +140,26 @@ def test_the_program_it_is_given_stays_as_it_was() -> None:
 def _same_numbers(net: Net, program: ExportedProgram) -> None:
     with torch.no_grad():
         assert relative_error(program.module()(X.clone()), net(X.clone())) < 1e-6
+
+
+class WrittenTwice(nn.Module):
+    """Writes one value into two buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.ones(2, 1, 5))
+        self.register_buffer("second", torch.zeros(2, 1, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.cat([self.first, x.logsumexp(1, keepdim=True)], 1)[:, -1:]
+        y = torch.maximum(self.second, kept)
+        self.first.copy_(kept)
+        self.second.copy_(kept)
+        return y
+
+
+def test_one_value_may_be_written_into_two_buffers() -> None:
+    x = torch.randn(2, 3, 5)
+    lowered, network = dimorder.lower(WrittenTwice(), (x,), target="torch"), WrittenTwice()
+    for call in (x, x - 1):
+        assert torch.allclose(lowered.run(call), network(call))

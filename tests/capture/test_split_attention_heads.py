@@ -192,3 +192,21 @@ def test_a_call_that_reads_a_transposed_operand_gets_a_view_with_ones() -> None:
     assert torch.equal(after.module()(x), before.module()(x))
     views = [node.args[1] for node in after.graph.nodes if node.target is aten.view.default]
     assert [3, 1, 5, 3] in [list(shape) for shape in views]
+
+
+class Joined(nn.Module):
+    """Joined with rows that are picked from it, which keep their shape and read it as it was."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = 2.5 - x
+        picked = y.index_select(1, torch.tensor([4, 0, 0, 3]))
+        return torch.cat([y, picked], 1).neg().view(-1, 1, 10, 5)
+
+
+def test_a_call_that_keeps_its_shape_reads_the_value_without_ones() -> None:
+    x, other = torch.randn(3, 6, 5), torch.randn(2, 6, 5)
+    before, *_ = programs = [torch.export.export(Joined(), (each,)) for each in (x, other)]
+    after = keep_unit_dims(programs)[0]
+    assert torch.equal(after.module()(x), before.module()(x))
+    (joined,) = after.graph.find_nodes(op="call_function", target=aten.cat.default)
+    assert joined.meta["val"].shape == (3, 1, 10, 5)

@@ -3,7 +3,18 @@ fails. `python -m tests.fuzz --count 100 --seed 0 --target xnnpack` runs them.
 """
 
 from tests.fuzz.description import MISFIT as _MISFIT
-from tests.fuzz.description import TOLERANCE, Case, Given, Step, given, is_sound, pruned, relative_error, run
+from tests.fuzz.description import (
+    TOLERANCE,
+    Case,
+    Given,
+    Step,
+    given,
+    is_sound,
+    pruned,
+    relative_error,
+    run,
+    run_calls,
+)
 from tests.fuzz.drawing import _shape, captured, generate
 from tests.fuzz.examining import Physical, examine, refusing
 from tests.fuzz.outcome import Outcome
@@ -28,6 +39,7 @@ __all__ = [
     "refusing",
     "relative_error",
     "run",
+    "run_calls",
     "script",
     "shrink",
 ]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fuzz import record
-from tests.fuzz.description import Case
+from tests.fuzz.description import STANDS_FOR, Case
 from tests.fuzz.drawing import generate
 from tests.fuzz.examining import examine, is_named
 from tests.fuzz.outcome import Outcome
@@ -23,8 +23,8 @@ from tests.fuzz.shrinking import shrink
 
 # physical: target torch, where nothing is emitted; int8: quantised networks on xnnpack; int8-litert: these on
 # litert; constants: float networks on xnnpack whose constants are zeros, ones, or equal to one another, in
-# C++ too.
-TARGETS = ("physical", "torch", "xnnpack", "tosa", "litert", "int8", "int8-litert", "constants")
+# C++ too; TARGET-FEATURE: networks with that feature on that target.
+TARGETS = ("torch", "xnnpack", "tosa", "litert", *STANDS_FOR)
 RECORD_EVERY = 20  # networks
 
 

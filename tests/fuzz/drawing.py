@@ -16,13 +16,29 @@ from tests.fuzz.constants import (
     with_reader_of_packed,
     with_small_weight,
 )
-from tests.fuzz.description import MISFIT, STANDS_FOR, Case, Given, Order, Step, is_fit, is_sound, pruned, run
+from tests.fuzz.description import (
+    FEATURES,
+    MISFIT,
+    STANDS_FOR,
+    Case,
+    Given,
+    Order,
+    Step,
+    is_fit,
+    is_sound,
+    pruned,
+    run,
+)
+from tests.fuzz.features import spellings, varies_as_sizes_do, with_ranges, with_state
+from tests.fuzz.fourier import FOURIER
 from tests.fuzz.integer_operators import MOVES, USUAL, WEIGHTED
-from tests.fuzz.operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
+from tests.fuzz.operators import BRANCHES, FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
 from tests.fuzz.rows import Draw, Operator, Shape
 
 # The case with one more step; the names are of rows that are not drawn.
 WithStep = Callable[[random.Random, Case, Collection[str]], "Case | None"]
+# The case that is drawn for a target of the fuzzer, or None where what was drawn does not fit.
+Drawing = Callable[[random.Random, str], "Case | None"]
 
 
 def generate(seed: int, target: str = "physical") -> Case:
@@ -41,12 +57,21 @@ def generate(seed: int, target: str = "physical") -> Case:
     raise AssertionError(f"no network fits seed {seed}")
 
 
-def _of_floats(rng: random.Random, target: str, with_step: WithStep | None = None) -> Case | None:
+def _begun(rng: random.Random) -> Case:
+    return Case(_inputs(rng), {}, (), ())
+
+
+def _of_floats(
+    rng: random.Random,
+    target: str,
+    with_step: WithStep | None = None,
+    begun: Callable[[random.Random], Case] = _begun,
+) -> Case | None:
     with_step = with_step or _with_step
     left_out = (
         LEFT_OUT.get(STANDS_FOR.get(target, target), frozenset()) if rng.random() < 0.85 else frozenset()
     )
-    case = Case(_inputs(rng), {}, (), ())
+    case = begun(rng)
     wanted = rng.randint(3, 12)
     for _ in range(12 * wanted):
         if len(case.steps) == wanted:
@@ -163,20 +188,35 @@ def _with_step(
     return _fitting(replace(case, constants=constants, steps=(*case.steps, step)))
 
 
-def _fitting(case: Case) -> Case | None:
-    """The case, if what its last step computes is fit for another."""
-    name = case.steps[-1].name
+def _fitting(case: Case, steps: int = 1) -> Case | None:
+    """The case, if what its last steps compute is fit for another, in the first spelling that fits."""
+    return next((each for each in spellings(case) if _fits(each, steps)), None)
+
+
+def _fits(case: Case, steps: int) -> bool:
+    names = [step.name for step in case.steps[-steps:]]
     try:
-        results = [value for key, value in run(case).items() if key.split("[")[0] == name]
+        results, *others = (
+            {key: value for key, value in run(each).items() if key.split("[")[0] in names}
+            for each in (case, *case.corners)
+        )
     except MISFIT:
-        return None
-    return case if results and all(map(is_fit, results)) else None
+        return False
+    if not results or not all(map(is_fit, results.values())):
+        return False
+    if any(each.keys() != results.keys() for each in others):  # cut into more or fewer parts
+        return False
+    return not others or all(
+        varies_as_sizes_do(*(tuple(each[key].shape) for each in (others[0], results, others[1])))
+        for key in results
+    )
 
 
 def _outputs(rng: random.Random, case: Case) -> tuple[tuple[str, Order], ...]:
     """The last values that nothing reads, and some that are used inside too, or are inputs, or come twice."""
     values = {name: v for name, v in run(case).items() if name[0] == "v"}
     read = {expression for step in case.steps for expression in step.reads}
+    read |= {write.expression for write in case.writes}
     read |= {expression.split("[")[0] for expression in read}
     chosen = [name for name in values if name not in read][-4:]
     chosen += [name for name in values if name in read and rng.random() < 0.07]
@@ -224,6 +264,81 @@ def _with_alike_step(rng: random.Random, case: Case, left_out: Collection[str]) 
         return _with_step(rng, case, left_out, made=alike_constant)
     cases = with_reader_of_packed(rng, case)
     return cases[-1] if cases and all(map(_fitting, cases)) else None
+
+
+# -- networks with features
+
+
+# All but networks in float16 are drawn for the whole target: little is left of it for some features.
+
+
+def _of_halves(rng: random.Random, target: str) -> Case | None:
+    return _of_floats(rng, target, begun=_half)
+
+
+def _half(rng: random.Random) -> Case:
+    return replace(_begun(rng), dtype="float16")
+
+
+def _of_ranges(rng: random.Random, target: str) -> Case | None:
+    case = _of_floats(rng, target, _with_step_of_any_size, begun=_ranged)
+    return replace(case, refused=()) if case is not None and case.ranges else None
+
+
+def _ranged(rng: random.Random) -> Case:
+    case = _half(rng) if rng.random() < 0.15 else _begun(rng)
+    return with_ranges(rng, case)
+
+
+def _with_step_of_any_size(rng: random.Random, case: Case, left_out: Collection[str]) -> Case | None:
+    """A recurrent operator does not check the batch of its state, and may read beyond it."""
+    return _with_step(rng, case, left_out, FAMILIES[:-1], WEIGHTS[:-1])
+
+
+def _of_state(rng: random.Random, target: str) -> Case | None:
+    case = _of_floats(rng, target, _with_step_or_state, begun=_streamed)
+    return replace(case, refused=()) if case is not None and case.writes else None
+
+
+def _streamed(rng: random.Random) -> Case:
+    chance = rng.random()
+    return _ranged(rng) if chance < 0.3 else _half(rng) if chance < 0.4 else _begun(rng)
+
+
+def _with_step_or_state(rng: random.Random, case: Case, left_out: Collection[str]) -> Case | None:
+    if len(case.writes) < 3 and rng.random() < 0.25:
+        found = with_state(rng, case)
+        return found and _fitting(found, len(found.steps) - len(case.steps))
+    return _with_step_of_any_size(rng, case, left_out)
+
+
+def _with(family: Mapping[str, Operator], begun: Callable[[random.Random], Case]) -> Drawing:
+    """Networks some of whose operators, one at least, are of this family."""
+
+    def with_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Case | None:
+        if rng.random() < 0.3:
+            return _with_step(rng, case, left_out, (family,), (1,))
+        return _with_step_of_any_size(rng, case, left_out)
+
+    def draw(rng: random.Random, target: str) -> Case | None:
+        case = _of_floats(rng, target, with_step, begun)
+        has_one = case is not None and any(step.operator in family for step in case.steps)
+        return replace(case, refused=()) if case is not None and has_one else None
+
+    return draw
+
+
+def _sometimes_ranged(rng: random.Random) -> Case:
+    return _ranged(rng) if rng.random() < 0.25 else _begun(rng)
+
+
+_FEATURES: Mapping[str, Drawing] = {
+    "float16": _of_halves,
+    "ranges": _of_ranges,
+    "state": _of_state,
+    "cond": _with(BRANCHES, _sometimes_ranged),
+    "fourier": _with(FOURIER, _begun),
+}
 
 
 # -- networks of integers
@@ -354,8 +469,9 @@ def _moved(rng: random.Random, case: Case) -> Case | None:
     return made
 
 
-_DRAWN: Mapping[str, Callable[[random.Random, str], Case | None]] = {
+_DRAWN: Mapping[str, Drawing] = {
     "int8": _quantised,
     "int8-litert": _quantised,
     "constants": _of_alike_constants,
+    **{f"{target}-{feature}": _FEATURES[feature] for feature, among in FEATURES.items() for target in among},
 }

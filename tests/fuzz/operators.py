@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from tests.fuzz.branches import cond
 from tests.fuzz.contracted import CONTRACTED
+from tests.fuzz.fourier import FOURIER
 from tests.fuzz.placed import MASKED, PLACED, RECURRENT, mask
 from tests.fuzz.rows import (
     Draw,
@@ -404,7 +406,11 @@ FAMILIES: tuple[Mapping[str, Operator], ...] = (
     RECURRENT,
 )
 WEIGHTS = (5, 3, 4, 3, 5, 3, 2, 4, 0.3)
-OPERATORS: Mapping[str, Operator] = {name: row for family in FAMILIES for name, row in family.items()}
+# What features of networks add.
+BRANCHES = {"cond": cond((POINTWISE, REDUCED, CONTRACTED))}
+OPERATORS: Mapping[str, Operator] = {
+    name: row for family in (*FAMILIES, FOURIER, BRANCHES) for name, row in family.items()
+}
 
 # Rows that a target refuses, whatever their attributes, for want of an operator or of a kernel.
 LEFT_OUT: Mapping[str, frozenset[str]] = {

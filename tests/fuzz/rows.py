@@ -15,6 +15,20 @@ MAX_RANK = 6
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True, repr=False)
+class Size:
+    """An attribute: the size of the first operand in a dimension, whatever it is.
+
+    >>> f"x.reshape({(Size(0), 6)})".format("x")
+    'x.reshape((x.shape[0], 6))'
+    """
+
+    dim: int
+
+    def __repr__(self) -> str:
+        return f"{{0}}.shape[{self.dim}]"
+
+
 @dataclass(frozen=True)
 class Draw:
     """The choices of a row: the operand `x`, the shapes of all values so far, new or shared constants."""
@@ -55,8 +69,9 @@ Drawn = tuple[Sequence[str], Mapping[str, Any]]  # operands and attributes
 
 @dataclass(frozen=True)
 class Operator:
-    """`source` is an expression of operands `{0}`, `{1}` … and named attributes. `ranks` are those of `{0}`;
-    `captured` names the ATen operators that our capture makes of it (default: the row)."""
+    """`source` is an expression of operands `{0}`, `{1}` … and named attributes, which may hold `{0}` in
+    their turn. `ranks` are those of `{0}`; `captured` names the ATen operators that our capture makes of it
+    (default: the row)."""
 
     source: str
     draw: Callable[[Draw], Drawn | None]

@@ -38,6 +38,7 @@ def _size(case: Case) -> tuple[int, ...]:
         len(case.steps),
         len(case.outputs) + len(case.inputs),
         len(case.constants),
+        len(case.ranges) + len(case.writes) + (case.dtype != "float32"),
         len(case.refused),
         sum(order != "contiguous" for _, order in case.outputs)
         + sum(each.order != "contiguous" for each in case.inputs.values())
@@ -78,6 +79,11 @@ def _smaller(case: Case) -> Iterator[Case]:
     if case.refused:
         for i in range(len(case.refused)):
             yield replace(case, refused=case.refused[:i] + case.refused[i + 1 :])
+    for field in ("ranges", "writes"):
+        held = getattr(case, field)
+        for i in range(len(held)):
+            yield replace(case, **{field: (*held[:i], *held[i + 1 :])})
+    yield replace(case, objective="bytes", dtype="float32")
     yield replace(case, objective="bytes")
     for i, (name, _) in enumerate(case.outputs):
         changed = (*case.outputs[:i], (name, "contiguous"), *case.outputs[i + 1 :])
@@ -111,7 +117,11 @@ def _renamed(case: Case, names: Mapping[str, str]) -> Case:
     steps = tuple(
         replace(step, reads=tuple(names.get(read, read) for read in step.reads)) for step in case.steps
     )
-    return replace(case, steps=steps, outputs=tuple((names.get(n, n), order) for n, order in case.outputs))
+    writes = tuple(
+        replace(write, expression=names.get(write.expression, write.expression)) for write in case.writes
+    )
+    outputs = tuple((names.get(n, n), order) for n, order in case.outputs)
+    return replace(case, steps=steps, outputs=outputs, writes=writes)
 
 
 def _simpler_steps(step: Step) -> Iterator[Step]:

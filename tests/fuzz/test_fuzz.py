@@ -13,19 +13,23 @@ import torch
 from tests import fuzz
 from tests.fuzz import record
 from tests.fuzz.constants import reads_packed_bytes
+from tests.fuzz.description import STANDS_FOR
 from tests.fuzz.operators import OPERATORS, Draw
 
-NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "constants": "executorch"}
+NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "litert": "ai_edge_litert"}
 FAST = {"physical": 30, "torch": 8, "xnnpack": 16, "tosa": 16, "litert": 16, "constants": 2}
 FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "litert": 350, "constants": 400}
 PACKS = ("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d")  # what XNNPACK packs weights of
 AT_ONCE = 50  # networks per slow test
 
 
-def _all_are_right(target: str, seeds: range) -> None:
-    if target in NEEDS:
-        pytest.importorskip(NEEDS[target])
+def _all_are_right(target: str, seeds: range) -> list[fuzz.Case]:
+    """Return the networks that were lowered and examined, a third at least."""
+    lowered_for = STANDS_FOR.get(target, target)
+    if lowered_for in NEEDS:
+        pytest.importorskip(NEEDS[lowered_for])
     counts: Counter[str] = Counter()
+    right = []
     for seed in seeds:
         case = fuzz.generate(seed, target)
         outcome = fuzz.examine(case, target)
@@ -33,7 +37,9 @@ def _all_are_right(target: str, seeds: range) -> None:
             small = fuzz.shrink(case, lambda c, kind=outcome.kind: fuzz.examine(c, target).kind == kind)
             pytest.fail(fuzz.script(small, target, fuzz.examine(small, target), seed), pytrace=False)
         counts[outcome.kind] += 1
-    assert counts["right"] >= len(seeds) / 3, f"few networks are lowered, which shows little: {counts}"
+        right += [case] * (outcome.kind == "right")
+    assert len(right) >= len(seeds) / 3, f"few networks are lowered, which shows little: {counts}"
+    return right
 
 
 @pytest.mark.parametrize("target", FAST)

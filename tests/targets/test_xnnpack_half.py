@@ -74,6 +74,7 @@ STEEP: dict[str, Case] = {
     ),
     "exponents": (lambda x: torch.exp(x), (Y * 2,), ()),
     "sigmoid of far below 0": (lambda x: torch.sigmoid(x - 11), (Y,), ()),
+    "norm written by hand": (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5), (Y,), ()),
     "attention beyond float16": (
         F.scaled_dot_product_attention,
         (r(2, 3, 4, 8) * 200, r(2, 3, 5, 8) * 200, r(2, 3, 5, 7)),

@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from dimorder.graph.branches import COND
 from dimorder.graph.exported import copy_graph, replace_parts, state_of
+from dimorder.graph.nodes import call_before
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
 
@@ -60,8 +61,25 @@ def functionalize(
         if node.op == "call_function" and _is_ahead(node, ahead, operators):
             ahead.add(node)
         elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
-            decomposed: ExportedProgram = exported.run_decompositions({}) if decompose else exported
+            if not decompose:
+                return exported
+            decomposed: ExportedProgram = _write_apart(exported).run_decompositions({})
             return decomposed
+    return replace_parts(exported, graph=graph)
+
+
+def _write_apart(exported: ExportedProgram) -> ExportedProgram:
+    """Return the program in which each buffer is written with a value of its own.
+
+    torch 2.13 decomposes a value that is written into two buffers to one that it refuses itself.
+    """
+    graph = copy_graph(exported.graph)
+    written = set[torch.fx.Node]()
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        value = node.args[1]
+        if value in written:
+            node.update_arg(1, call_before(node, aten.clone.default, (value,), like=value))
+        written.add(value)
     return replace_parts(exported, graph=graph)
 
 

@@ -110,10 +110,12 @@ class _Lift:
     def __init__(self, graph: Graph, ones: _Ones) -> None:
         self.graph, self.ones = graph, ones
         self.lifted: dict[Node, Node] = {}  # by value: the same with dimensions of size 1
+        self.kept = set[Node]()  # the values that are computed as before, and then viewed
         self.named: dict[Node, str] = {}  # by replacement: the name of the value
 
     def run(self, value: Node) -> None:
         found = self._together(value)
+        self.kept = {node for node in found if not self._is_by_rows(node)}
         for node in [node for node in self.graph.nodes if node in found]:
             self.lifted[node] = self._with_ones(node)
         for node in list(self.lifted):
@@ -166,7 +168,7 @@ class _Lift:
         while node.op == "placeholder" and place.op == "placeholder":
             place = place.next
         with self.graph.inserting_before(place):
-            if not self._is_by_rows(node):
+            if node in self.kept:
                 made = self.graph.call_function(_VIEW, (source, shape))
             else:
                 read = self._read(node)
@@ -179,6 +181,10 @@ class _Lift:
                     made.args = (made.args[0], moved, *made.args[2:])
         return copy_meta(made, node, node.meta["val"].new_empty(shape))
 
+    def _stays(self, reader: Node) -> bool:
+        """Return whether a call stays, so that it must read what has no new dimensions."""
+        return reader not in self.lifted or reader in self.kept
+
     def _give_back(self, node: Node) -> None:
         """Let the remaining readers of a value read the new value, or a view of it in the old shape."""
         made, output = self.lifted[node], self.graph.output_node()
@@ -186,10 +192,10 @@ class _Lift:
             view.args = (made, *view.args[1:])
             if shape_of(view) == shape_of(made) and output not in view.users:
                 view.replace_all_uses_with(made)
-        if not self._is_by_rows(node):
+        if node in self.kept:
             return
         named = made
-        if any(reader not in self.lifted for reader in node.users):
+        if any(map(self._stays, node.users)):
             named = call_before(made.next, _VIEW, (made, list(shape_of(node))), like=node)
-            node.replace_all_uses_with(named, delete_user_cb=lambda user: user not in self.lifted)
+            node.replace_all_uses_with(named, delete_user_cb=self._stays)
         self.named[named] = node.name
