@@ -73,9 +73,7 @@ class Network:
             return [x for x in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor)]
 
 
-def row(
-    name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str, **options: Any
-) -> Network:
+def row(name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str, **options: Any) -> Network:
     """One network, with the shape of its one input, or what draws its inputs. The options are more fields."""
     shape, draw = ((), inputs) if callable(inputs) else (inputs, None)
     return Network(name, make, shape, frozenset(tags.split()), draw, **options)
@@ -130,9 +128,7 @@ def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
     return module
 
 
-def convert_parts(
-    module: nn.Module, parts: Mapping[str, Convert], *inputs: Any, **named: Any
-) -> nn.Module:
+def convert_parts(module: nn.Module, parts: Mapping[str, Convert], *inputs: Any, **named: Any) -> nn.Module:
     """Replace parts of a network by what they are converted to. Each is given its first call's inputs."""
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
