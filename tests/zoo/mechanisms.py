@@ -81,6 +81,8 @@ RT_DETR = transformers(
         "layer_type": "basic",
         "out_indices": [2, 3, 4],
     },
+    freeze_backbone_batch_norms=False,  # so that they are calibrated
+    initializer_range=0.2,  # with 0.01 the picture is lost on the way
     encoder_hidden_dim=32,
     encoder_in_channels=[16, 20, 24],
     encoder_ffn_dim=40,

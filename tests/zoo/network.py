@@ -36,8 +36,8 @@ class Network:
     shape: Shape
     tags: frozenset[str]
     draw: Draw | None = None
-    parts: Mapping[str, Convert] = field(default_factory=dict)
-    targets: Mapping[str, float | str] = field(default_factory=dict)
+    parts: Mapping[str, Convert] = field(default_factory=dict, hash=False)
+    targets: Mapping[str, float | str] = field(default_factory=dict, hash=False)
 
     def build(self, seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
