@@ -29,7 +29,7 @@ from torch import nn
 from benchmarks import latency
 from tests import zoo
 
-NETWORKS = {**{each.name: each for each in zoo.networks()}, **latency.NETWORKS}
+NETWORKS = {**{each.name: each for each in zoo.networks() if not each.targets}, **latency.NETWORKS}
 _PICTURES = "calibration_image_sample_data_20x128x128x3_float32.npy"
 Convert = Callable[[nn.Module, "tuple[Any, ...]", "dict[str, Any]", Path], None]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from . import audio, hugging_face, own, vision
+from . import audio, hugging_face, mechanisms, own, vision
 from .network import SQUARE_224, Field, Network, calibrate, perturb
 from .vision import load_torchvision, timm, torchvision
 
@@ -29,12 +29,14 @@ __all__ = [
 
 # Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `deployed` is
 # what people ship, at a small size; `pretrained` keeps its weights; `constructor` keeps the zeros and ones of
-# its constructor; `own` is small, with one mechanism; the others name the library a network comes from.
+# its constructor; `own` is small, with one mechanism; `parts` are quantised or in half precision; `selects`,
+# `state` and `branches` say what a network does. The others name the library a network comes from.
 NETWORKS: tuple[Network, ...] = (
     *vision.NETWORKS,
     *hugging_face.NETWORKS,
     *audio.NETWORKS,
     *own.NETWORKS,
+    *mechanisms.NETWORKS,
 )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 Shape = tuple[int, ...]
 # What a network is fed, from a generator and a batch: a tuple by position, or a dictionary by name.
 Draw = Callable[[torch.Generator, int], "tuple[Any, ...] | dict[str, Any]"]
+# How a part of a network is converted to what is deployed, from the part and what it is called with.
+Convert = Callable[..., nn.Module]
 SQUARE_224 = (1, 3, 224, 224)
 
 
@@ -23,6 +25,10 @@ class Network:
     `make` gives the bare module; `build` gives the one to test with, seeded and in eval mode. That is
     perturbed and calibrated, unless it is pretrained or tagged `constructor`. `draw` makes the inputs of a
     network that takes several, or integers; its `shape` is empty.
+
+    `parts` are converted last, each by the name of its module, and the network itself by an empty name.
+    `targets` has what each target does with a network that `test_named_targets.py` lowers. It is the error
+    that the results may have, as a part of their norm, or the text of a refusal.
     """
 
     name: str
@@ -30,6 +36,8 @@ class Network:
     shape: Shape
     tags: frozenset[str]
     draw: Draw | None = None
+    parts: Mapping[str, Convert] = field(default_factory=dict, hash=False)
+    targets: Mapping[str, float | str] = field(default_factory=dict, hash=False)
 
     def build(self, seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -39,7 +47,9 @@ class Network:
             return module
         perturb(module, seed)
         args, kwargs = self.call(batch=2, seed=seed)
-        return calibrate(module, *args, **kwargs)
+        calibrate(module, *args, **kwargs)
+        args, kwargs = self.call(seed=seed)
+        return convert_parts(module, self.parts, *args, **kwargs)
 
     def call(self, batch: int = 1, seed: int = 1) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Seeded inputs by position and by name, with `batch` for their first dimension: standard normal, or
@@ -63,10 +73,10 @@ class Network:
             return [x for x in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor)]
 
 
-def row(name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str) -> Network:
-    """One network, with the shape of its one input, or what draws its inputs."""
+def row(name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str, **options: Any) -> Network:
+    """One network, with the shape of its one input, or what draws its inputs. The options are more fields."""
     shape, draw = ((), inputs) if callable(inputs) else (inputs, None)
-    return Network(name, make, shape, frozenset(tags.split()), draw)
+    return Network(name, make, shape, frozenset(tags.split()), draw, **options)
 
 
 def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -104,6 +114,8 @@ def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
     gets a tenth of the others' variance: divided by its own, it would drown them in rounding.
     """
     norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return module
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train().momentum = 1.0
@@ -114,6 +126,54 @@ def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
     return module
+
+
+def convert_parts(module: nn.Module, parts: Mapping[str, Convert], *inputs: Any, **named: Any) -> nn.Module:
+    """Replace parts of a network by what they are converted to. Each is given its first call's inputs."""
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda part, args, kwargs: calls.setdefault(name, (args, kwargs)) and None
+
+    hooks = [
+        module.get_submodule(name).register_forward_pre_hook(keep(name), with_kwargs=True) for name in parts
+    ]
+    if parts:
+        with torch.no_grad():
+            module(*inputs, **named)
+    for hook in hooks:
+        hook.remove()
+    for name, convert in parts.items():
+        args, kwargs = calls[name]
+        converted = convert(module.get_submodule(name), *args, **kwargs)
+        if not name:
+            return converted
+        module.set_submodule(name, converted)
+    return module
+
+
+class Halved(nn.Module):
+    """A part that computes in half precision, in a network of float32 or of integers."""
+
+    def __init__(self, part: nn.Module, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__()
+        self.part, self.dtype = part.to(dtype), dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _cast((args, kwargs), self.dtype)
+        return _cast(self.part(*args, **kwargs), torch.float32)
+
+
+def in_half(part: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Convert a part to float16."""
+    return Halved(part)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return pytree.tree_map(cast, value)
 
 
 def _is_vector(value: Tensor) -> bool:

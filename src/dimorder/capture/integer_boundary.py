@@ -221,10 +221,14 @@ def _make_signed(program: Captured) -> None:
         own = _type_in(node) if node.target is QUANTIZE else None
         if own is None or own.dtype != torch.uint8:
             continue
-        if all(user.target is DEQUANTIZE and _type_in(user) == own for user in node.users):
-            for each in (node, *node.users):
+        together = _moved_together(node)
+        integers = [each for each in together if each.target is not DEQUANTIZE]
+        typed = [each for each in together if not _moves(each)]
+        if all(each.target in (QUANTIZE, DEQUANTIZE) and _type_in(each) == own for each in typed):
+            for each in typed:
                 each.args = (each.args[0], *own.as_type(torch.int8).arguments)
-            set_value(node, node.meta["val"].to(torch.int8))
+            for each in integers:
+                set_value(each, each.meta["val"].to(torch.int8))
     for node in program.nodes:
         own = _type_in(node) if node.target in (QUANTIZE, DEQUANTIZE) else None
         if own is None or own.dtype != torch.uint8:
@@ -238,3 +242,19 @@ def _make_signed(program: Captured) -> None:
         elif node.target is QUANTIZE and node.args[0].target is not DEQUANTIZE:  # type: ignore[union-attr]
             (source,) = node.all_input_nodes
             node.replace_input_with(source, _after(_after(source, QUANTIZE, signed), DEQUANTIZE, signed))
+
+
+def _moved_together(quantize: Node) -> list[Node]:
+    """Return integers with all that they are moved and joined with, and what reads them in the end."""
+    found: dict[Node, None] = {}
+    pending = [quantize]
+    while pending:
+        node = pending.pop()
+        if node in found:
+            continue
+        found[node] = None
+        if node.target is QUANTIZE or _moves(node):
+            pending += node.users
+        if _moves(node):
+            pending += moved_operands(node)
+    return list(found)

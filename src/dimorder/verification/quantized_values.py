@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -17,7 +18,7 @@ from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import CUTS, EXPORTED
-from dimorder.graph.tracing import HALVES, is_half
+from dimorder.graph.tracing import is_half
 from dimorder.ops.quantization import is_dynamic
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import Float64Run
@@ -33,7 +34,7 @@ class HalfErrors:
 
     Attributes:
         read: For each quantize, by name: how far what it reads may be off.
-        outputs: The relative errors that outputs of half precision may have.
+        outputs: The relative errors that outputs of floats may have.
     """
 
     read: Mapping[str, float] = field(default_factory=dict)
@@ -74,16 +75,19 @@ def record_quantized(
     for node in captured.graph.nodes:
         origin = node.meta.get(EXPORTED)
         if origin in run.quantized:
-            values[node.name] = _cut(run.quantized[origin], node)
+            values[node.name] = _as_captured(run.quantized[origin], node)
         if origin in errors.read:
             margins[node.name] = errors.read[origin]
     return QuantizedValues(values, after, margins)
 
 
-def _cut(value: Tensor, node: Node) -> Tensor:
-    """Return what a captured node keeps of the value of the exported program's node."""
+def _as_captured(value: Tensor, node: Node) -> Tensor:
+    """Return what a captured node keeps of the value of the exported program's node, as signed integers if
+    the captured ones are."""
     for dim, first, end in node.meta.get(CUTS, ()):
         value = value.narrow(dim, first, end - first)
+    if value.dtype == torch.uint8 and node.meta["val"].dtype == torch.int8:
+        return (value.to(torch.int16) - 128).to(torch.int8)
     return value
 
 
@@ -119,7 +123,7 @@ def half_errors(
             off = (value.double() - wide.read[name].double()).abs().nan_to_num(0.0, 0.0)
             read[name] = max(read.get(name, 0.0), HALF_FACTOR * float(off.max()))
         for i, (value, wanted) in enumerate(zip(found, exact, strict=True)):
-            if value.dtype in HALVES:
+            if value.is_floating_point():  # also float32 that is computed from half precision
                 outputs[i] = max(outputs[i], HALF_FACTOR * error_in_float64(value, wanted))
     return HalfErrors(read, outputs)
 
