@@ -32,6 +32,26 @@ def test_what_torch_cannot_prove_of_sizes_is_computed_for_each() -> None:
             assert max(errors(lowered, module, torch.randn(1, 3, length))) <= 1e-4
 
 
+class Scaled(nn.Module):
+    """Resizes a picture by a factor, so that an odd size is rounded down."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x.relu(), scale_factor=self.factor).sigmoid()
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 0.75])
+def test_a_fraction_of_a_symbol_is_a_size(factor: float) -> None:
+    module, dims = Scaled(factor), ({2: Dim("H", min=8, max=19), 3: Dim("W", min=6, max=21)},)
+    for target in TARGETS:
+        lowered = dimorder.lower(module, (torch.randn(1, 3, 9, 11),), dynamic_shapes=dims, target=target)
+        for height, width in ((8, 6), (13, 20), (19, 21)):
+            assert max(errors(lowered, module, torch.randn(1, 3, height, width))) <= 1e-4
+
+
 class Steps(nn.Module):
     """The last steps of a sequence, counted from its end, beside each other."""
 

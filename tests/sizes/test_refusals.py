@@ -29,6 +29,16 @@ def test_a_size_without_an_upper_bound_is_refused() -> None:
     ]
 
 
+def test_a_fraction_that_floats_round_is_no_size() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(x, scale_factor=0.3)
+
+    dims = ({2: Dim("H", min=8, max=19)},)
+    _, found, fix = refusal(Scaled(), torch.ones(1, 3, 11, 13), dims, target="torch")
+    assert "depends on a dynamic size in a way that we cannot express" in found and "fix the size" in fix
+
+
 def test_a_size_that_the_network_fixes_is_refused_with_torchs_reason() -> None:
     class Fixed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,18 +6,21 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat, TruncToInt
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
 from dimorder.sizes.affine import fit_formula
+
+_MOST_PARTS = 2**10  # of a fraction of a size: with more, a float is rounded
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class SizeTable:
             return None
         # ExecuTorch's modulo of a negative number is negative, as in C++; its floor is Python's.
         expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
+        expression = expression.replace(TruncToInt, _fraction)
+        if expression.has(TruncToInt):
+            return None
         needed = {root: roots[root] for root in expression.free_symbols}
 
         def compute(sizes: Sequence[Any]) -> Any:
@@ -125,6 +131,18 @@ class SizeTable:
 
 def _modulo(dividend: Any, divisor: Any) -> Any:
     return dividend - divisor * FloorDiv(dividend, divisor)
+
+
+def _fraction(number: Any) -> Any:
+    """Return a fraction of a size in integers, such as 3 * H // 2 for 1.5 * H, if floats compute it exactly.
+
+    A resize by a factor truncates the float. It is at least 0, so that this is a floor.
+    """
+    factor, size = number.as_coeff_Mul()
+    exact = Fraction(float(factor))
+    if isinstance(size, ToFloat) and exact > 0 and exact.denominator <= _MOST_PARTS:
+        return FloorDiv(exact.numerator * size.args[0], exact.denominator)
+    return TruncToInt(number)
 
 
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
