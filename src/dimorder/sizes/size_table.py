@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -139,9 +138,9 @@ def _fraction(number: Any) -> Any:
     A resize by a factor truncates the float. It is at least 0, so that this is a floor.
     """
     factor, size = number.as_coeff_Mul()
-    exact = Fraction(float(factor))
-    if isinstance(size, ToFloat) and exact > 0 and exact.denominator <= _MOST_PARTS:
-        return FloorDiv(exact.numerator * size.args[0], exact.denominator)
+    times, parts = float(factor).as_integer_ratio()
+    if isinstance(size, ToFloat) and times > 0 and parts <= _MOST_PARTS:
+        return FloorDiv(times * size.args[0], parts)
     return TruncToInt(number)
 
 
