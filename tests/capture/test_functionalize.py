@@ -163,3 +163,30 @@ def test_one_value_may_be_written_into_two_buffers() -> None:
     lowered, network = dimorder.lower(WrittenTwice(), (x,), target="torch"), WrittenTwice()
     for call in (x, x - 1):
         assert torch.allclose(lowered.run(call), network(call))
+
+
+class LastWrittenTwice(nn.Module):
+    """Writes the last two steps of what it has seen into two buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.ones(3, 2))
+        self.register_buffer("second", torch.zeros(3, 2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = torch.cat([self.first, x.relu()], 1)[:, -2:]
+        y = kept - self.second
+        self.first.copy_(kept)
+        self.second.copy_(kept)
+        return x.sigmoid(), y
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+def test_the_last_of_a_dynamic_size_may_be_written_into_two_buffers(target: str) -> None:
+    dims = ({1: torch.export.Dim("T", min=3, max=17)},)
+    lowered = dimorder.lower(LastWrittenTwice(), (torch.randn(3, 5),), target=target, dynamic_shapes=dims)
+    network = LastWrittenTwice()
+    for length in (5, 3, 17):
+        x = torch.randn(3, length)
+        for got, wanted in zip(lowered.run(x), network(x), strict=True):
+            assert torch.allclose(got, wanted, atol=1e-6)

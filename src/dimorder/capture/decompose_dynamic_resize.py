@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import ToFloat
 
+from dimorder.capture.functionalize import write_apart
 from dimorder.graph.tracing import FLOATS, at_most
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -66,7 +67,7 @@ def decompose_dynamic_resize(exported: ExportedProgram, taken: Collection[int] =
             table |= rewritten
     if not table:
         return exported
-    decomposed: ExportedProgram = exported.run_decompositions(table)
+    decomposed: ExportedProgram = write_apart(exported).run_decompositions(table)
     return decomposed
 
 

@@ -63,12 +63,12 @@ def functionalize(
         elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
             if not decompose:
                 return exported
-            decomposed: ExportedProgram = _write_apart(exported).run_decompositions({})
+            decomposed: ExportedProgram = write_apart(exported).run_decompositions({})
             return decomposed
     return replace_parts(exported, graph=graph)
 
 
-def _write_apart(exported: ExportedProgram) -> ExportedProgram:
+def write_apart(exported: ExportedProgram) -> ExportedProgram:
     """Return the program in which each buffer is written with a value of its own.
 
     torch 2.13 decomposes a value that is written into two buffers to one that it refuses itself.
