@@ -259,6 +259,20 @@ def test_a_wrong_branch_is_found(target: str, taken: bool, monkeypatch: pytest.M
         dimorder.lower(net, (example((2, 3, 8, 9), int(not taken)),), dynamic_shapes=(dims,), target=target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_both_operands_may_be_one_value(target: str) -> None:
+    """A flip of dimensions of size 1 changes nothing, so that both operands are the input."""
+
+    def choose(x: Tensor) -> Any:
+        y = x.flip((1, 2))
+        return torch.cond(y.sum() > 0, lambda a, b: a.exp() - b, lambda a, b: a + b * 3, (y, x))
+
+    network, x = Applied(choose), torch.rand(5, 1, 1, 3) + 0.5
+    lowered = dimorder.lower(network, (x,), target=target, output_orders=["NHWC"])
+    for given in (x, -x):
+        assert relative_error(lowered.run(given), network(given)) <= 1e-4
+
+
 # -- what is refused
 
 

@@ -34,7 +34,9 @@ class Branches:
     def __call__(self, choice: Tensor, *operands: Tensor) -> Any:
         if choice.is_meta:
             return _without_data(self.yes, operands)
-        return COND(*self.call_args((choice, *operands)))
+        # torch names what a branch takes by its operands, and refuses one name twice.
+        apart = (x.clone() if _has(operands[:i], x) else x for i, x in enumerate(operands))
+        return COND(*self.call_args((choice, *apart)))
 
     def call_args(self, args: Sequence[Any]) -> tuple[Any, GraphModule, GraphModule, tuple[Any, ...]]:
         """Return the arguments of a call as torch's own `cond` takes them."""
@@ -86,6 +88,10 @@ def graphs_of(node: Node) -> Iterator[GraphModule]:
     """Yield the two graphs of a `torch.cond` in an exported program."""
     root: Any = node.graph.owning_module
     return (getattr(root, str(each.target)) for each in node.args[1:3])  # type: ignore[union-attr]
+
+
+def _has(operands: Sequence[Tensor], operand: Tensor) -> bool:
+    return any(each is operand for each in operands)
 
 
 def _without_data(branch: GraphModule, operands: Sequence[Any]) -> Any:
