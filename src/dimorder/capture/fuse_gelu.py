@@ -11,7 +11,7 @@ from operator import attrgetter
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import args_of, call_before, replace_node
+from dimorder.graph.nodes import args_of, call_before, only_reader, replace_node
 from dimorder.graph.tracing import FLOATS, dtype_of, shape_of
 
 aten = torch.ops.aten
@@ -40,12 +40,12 @@ def fuse_gelu(module: GraphModule) -> None:
 
 def _half_of_both(module: GraphModule, erf: Node, x: Node) -> Node | None:
     """Return the node that computes x/2 · (1 + erf), or None."""
-    value = _only_reader(erf)
+    value = only_reader(erf)
     if value is None or not _adds_one(module, value, erf):
         return None
     total, has_x = 1.0, False
     while not (has_x and _is_near(total, 0.5)):
-        reader = _only_reader(value)
+        reader = only_reader(value)
         if reader is None or reader.target not in (aten.mul.Tensor, aten.div.Tensor):
             return None
         factor = _factor(module, reader, value)
@@ -99,11 +99,6 @@ def _number(module: GraphModule, value: object) -> float | None:
             return None
         return float(attrgetter(str(value.target))(module))
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _only_reader(node: Node) -> Node | None:
-    readers = list(node.users)
-    return readers[0] if len(readers) == 1 else None
 
 
 def _is_near(number: float, wanted: float) -> bool:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.capture.linears import Linear, constant, is_relabel, linear_before, scaled_inputs
 from dimorder.capture.slice_attention_heads import call_like, is_stuck, reshaped
-from dimorder.graph.nodes import args_of, replace_node
+from dimorder.graph.nodes import args_of, only_reader, replace_node
 from dimorder.graph.tracing import FLOATS, shape_of
 
 aten = torch.ops.aten
@@ -73,11 +73,11 @@ def _drop_bias_of_keys(module: GraphModule, softmax: Node) -> None:
 
 
 def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
-    reader = _only_reader(softmax)
+    reader = only_reader(softmax)
     if reader is None or reader.target is not aten.matmul.default or reader.args[0] is not softmax:
         return
     found, moves = _shifted(module, args_of(reader)[1]), _views_after(reader)
-    after = _only_reader(moves[-1] if moves else reader)
+    after = only_reader(moves[-1] if moves else reader)
     linear = None if after is None else Linear.of(module, after)
     if found is None or linear is None or linear.features != len(shape_of(linear.node)) - 1:
         return
@@ -220,15 +220,11 @@ def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
 # -- views
 
 
-def _only_reader(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
 def _views_after(node: Node) -> list[Node]:
     """Return the views and permutes after a value, as long as nothing else reads it."""
     moves = list[Node]()
-    reader = _only_reader(node)
+    reader = only_reader(node)
     while reader is not None and is_relabel(reader):
         moves.append(reader)
-        reader = _only_reader(reader)
+        reader = only_reader(reader)
     return moves

@@ -30,6 +30,11 @@ _ORIGIN = "dimorder"  # in CUSTOM: see `origin_of`
 # -- reading
 
 
+def only_reader(node: Node) -> Node | None:
+    """Return the call that alone reads a value, or None."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
 def args_of(node: Node) -> Any:
     """Return a node's arguments as `Any`; torch types them as everything that an argument could be."""
     return node.args

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node, map_arg
 
-from dimorder.graph.nodes import bound
+from dimorder.graph.nodes import bound, only_reader
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import elements_of
@@ -342,9 +342,8 @@ class _Fuser:
 
     def _only_reader(self, node: Node) -> Node | None:
         """Return the call of the same part that alone reads a value, or None."""
-        reader = next(iter(node.users), None)
-        is_alone = len(node.users) == 1 and reader is not None and self.parts.get(reader) == self.parts[node]
-        return reader if is_alone else None
+        reader = only_reader(node)
+        return reader if reader is not None and self.parts.get(reader) == self.parts[node] else None
 
     def _rule(self, node: Node) -> FoundKernel:
         rule = self.rules.get(node.target)
