@@ -125,6 +125,19 @@ print(pool())
     ]
 
 
+def test_a_program_that_waits_for_the_garbage_collector_holds_no_threads(saved: Path) -> None:
+    code = """
+import gc
+gc.disable()
+cycle = [dimorder.load(path, threads=3)]
+cycle.append(cycle)
+del cycle
+dimorder.load(path, threads=1)
+print(pool())
+"""
+    assert in_a_process(code, saved).splitlines()[-1] == "1"
+
+
 def test_threads_that_cannot_be_are_wrong_usage(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no threads to run with"):
         dimorder.load(saved, threads=0)

@@ -6,6 +6,7 @@ Its contract is the one inside the file, or else follows from the file's own ten
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import tempfile
@@ -141,6 +142,8 @@ def set_threads(count: int) -> None:
     found = _C._threadpool_get_thread_count()
     if found == count:
         return
+    if _LOADED:
+        gc.collect()  # an error that a program raised keeps it alive in a cycle of frames
     if _LOADED:
         raise UsageError(
             f"{count} threads",
