@@ -292,6 +292,23 @@ def _matmul(call: torch.fx.Node, reads: list[Located], writes: list[Located]) ->
             yield "contraction: a batch does not lie as the result's"
 
 
+def _attention(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:
+    """Rows, heads inside them, features innermost; each dimension alike wherever it occurs."""
+    names = ["bmhe", "bnhe", "bnhf", *(["bhmn"] if call.args[3] is not None else [])]
+    tensors = [label for n, label in zip(call.args, names, strict=False) if n.op != "get_attr"]  # type: ignore[union-attr]
+    known: dict[str, Tensor] = {}
+    for place, label in zip([*reads, *writes], [*tensors, "bmhf"], strict=True):
+        dims = [0, 1, 2, 3] if label == "bhmn" else [0, 2, 1, 3]
+        own = Located((1,) * (4 - len(place.shape)) + place.shape, place.memory)
+        sizes = [own.shape[dim] for dim in dims]
+        for axis, (name, dim) in enumerate(zip(label, dims, strict=True)):
+            rows = own.coordinate(dim).reshape(sizes).movedim(axis, 0).reshape(sizes[axis], -1)
+            if not torch.equal(rows, rows[:, :1].expand_as(rows)):
+                yield f"attention: {name} is no physical dimension of its own"
+            elif sizes[axis] > 1 and not torch.equal(known.setdefault(name, rows[:, 0]), rows[:, 0]):
+                yield f"attention: {name} lies in two orders"
+
+
 def _batched(place: Located) -> tuple[Tensor, Tensor, Tensor] | None:
     """The order of the batch, of the rows and of the columns of stacked matrices."""
     rows, columns = place.shape[-2:]
@@ -411,6 +428,7 @@ _RULES: dict[Any, Rule] = {
     aten.flip.default: _flip,
     aten.linear.default: _linear,
     aten.matmul.default: _matmul,
+    aten.scaled_dot_product_attention.default: _attention,
     aten.convolution.default: _convolution,
     **dict.fromkeys(
         (

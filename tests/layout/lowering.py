@@ -6,7 +6,7 @@ Each network is captured and annotated once, then planned, rewritten and run und
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +85,13 @@ class Lowering:
         return found
 
 
-def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Lowering:
-    program = capture(model, args, kwargs)
+def lowering(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    fused: Collection[Any] = (),
+) -> Lowering:
+    program = capture(model, args, kwargs, fused=fused)
     inputs = random_like(program.example_inputs, seed=1)
     feed = iter(inputs)
     again, named = pytree.tree_map_only(Tensor, lambda _: next(feed), (tuple(args), dict(kwargs or {})))
@@ -133,9 +138,10 @@ def lower_everywhere(
     *,
     count: int = 4,
     seed: int = 0,
+    fused: Collection[Any] = (),
 ) -> Lowering:
     """Lower under contiguous, channels-last and random contracts; fail where any program is wrong."""
-    lowered = lowering(model, args, kwargs)
+    lowered = lowering(model, args, kwargs, fused)
     for number, contract in enumerate(contracts(lowered.program, count, seed)):
         faults = lowered.faults(contract, "count" if number % 3 == 1 else "bytes", rich=number % 2 == 1)
         assert not faults, "\n".join([str(contract), *faults, str(lowered.program.module.graph)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ def constant(*shape: int, seed: int = 5) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def check(cases: Mapping[str, Case]) -> None:
+def check(cases: Mapping[str, Case], fused: Collection[Any] = ()) -> None:
     """Lower a family of cases together, which takes less time than one after the other."""
-    lower_everywhere(Joined(list(cases.values())), [x for c in cases.values() for x in c.tensors()])
+    inputs = [x for c in cases.values() for x in c.tensors()]
+    lower_everywhere(Joined(list(cases.values())), inputs, fused=fused)

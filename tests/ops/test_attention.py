@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import dimorder
+from dimorder.ops.attention import ATTENTION
+from dimorder.ops.dialect import OPS
 from tests.ops.rules import Case, case, check, constant, conv
 
 FAMILIES: dict[str, dict[str, Case]] = {
@@ -71,6 +76,54 @@ FAMILIES: dict[str, dict[str, Case]] = {
 }
 
 
+@pytest.mark.parametrize("fused", [(), (ATTENTION,)], ids=["in matmuls", "as one operator"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_lowered_family_gives_eagers_numbers(family: str) -> None:
-    check(FAMILIES[family])
+def test_lowered_family_gives_eagers_numbers(family: str, fused: tuple[Any, ...]) -> None:
+    check(FAMILIES[family], fused)
+
+
+class Attention(nn.Module):
+    """Attention of a picture's rows, with a mask (or not) that has this shape."""
+
+    def __init__(self, *mask: int, is_causal: bool = False) -> None:
+        super().__init__()
+        self.linear, self.is_causal = nn.Linear(12, 36), is_causal
+        self.mask = constant(*mask) if mask else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in self.linear(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, self.mask, is_causal=self.is_causal, scale=0.3)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+@pytest.mark.parametrize(
+    ("network", "is_one"),
+    [
+        (Attention(), True),
+        (Attention(is_causal=True), True),
+        (Attention(5, 5), True),
+        (Attention(2, 1, 1, 5), True),
+        (Attention(3, 5, 5), False),  # each head has its own
+    ],
+    ids=["plain", "causal", "mask", "mask of a batch", "mask of heads"],
+)
+def test_a_target_with_attention_keeps_it_between_linears_without_a_conversion(
+    network: Attention, is_one: bool, target: str
+) -> None:
+    x = torch.randn(2, 5, 12)
+    lowered = dimorder.lower(network, (x,), target=target)
+    torch.testing.assert_close(lowered.run(x), network(x))
+    targets = [node.target for node in lowered.physical.graph.nodes]
+    one = is_one and target == "torch"
+    assert targets.count(OPS.attention_nlhe.default) == one
+    assert not one or lowered.plan.conversions == ()
+
+
+def test_ranges_have_attention_too() -> None:
+    network, size = Attention(), torch.export.Dim("L", min=2, max=40)
+    lowered = dimorder.lower(network, (torch.randn(2, 5, 12),), dynamic_shapes=({1: size},), target="torch")
+    for length in (2, 7, 40):
+        x = torch.randn(2, length, 12)
+        torch.testing.assert_close(lowered.run(x), network(x))
+    assert OPS.attention_nlhe.default in [node.target for node in lowered.physical.graph.nodes]

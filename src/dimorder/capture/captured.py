@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -124,6 +124,7 @@ def capture(
     slices: Mapping[str, Slices] | None = None,
     in_parts: Mapping[Any, Callable[..., Any]] | None = None,
     in_pairs: bool = False,
+    fused: Collection[Any] = (),
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
 
@@ -138,6 +139,7 @@ def capture(
         in_parts: Functions that write operators in simpler ones, by operator, as `ops.parts` has them.
         in_pairs: Whether complex numbers are written as pairs of real ones. A complex result becomes what
             torch.view_as_real gives of it.
+        fused: Operators that stay as they are, although the normal form has them in simpler ones.
 
     Raises:
         UsageError: `model` is not a network, or the arguments do not fit it.
@@ -154,7 +156,7 @@ def capture(
         raise writes_no_buffer(error) or error from error
     _refuse(plain)  # only this form's signature lists every write
     examples = example_leaves(exported, args, kwargs or {})
-    return _normal_form(plain, exported, examples, slices or {}, in_parts or {}, in_pairs)
+    return _normal_form(plain, exported, examples, slices or {}, in_parts or {}, in_pairs, fused)
 
 
 def _refuse(exported: ExportedProgram) -> None:
@@ -180,11 +182,12 @@ def _normal_form(
     slices: Mapping[str, Slices],
     in_parts: Mapping[Any, Callable[..., Any]],
     in_pairs: bool,
+    fused: Collection[Any],
 ) -> Captured:
     """Trace the program again in the normal form's spellings."""
     parts = partial(parts_of, in_parts=in_parts)
-    pairs = {"pairs": write_pairs} if in_pairs else {}
-    tracer = Tracer(SPELLINGS, lambda name: find(name) is not None or name in in_parts, parts, **pairs)
+    forms: dict[str, Any] = {"fused": fused, **({"pairs": write_pairs} if in_pairs else {})}
+    tracer = Tracer(SPELLINGS, lambda name: find(name) is not None or name in in_parts, parts, **forms)
     env, names, state = _bind_inputs(tracer, exported)
     if in_pairs:
         _refuse_complex(tracer)

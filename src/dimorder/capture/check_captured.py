@@ -69,7 +69,7 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
 
 def _spell_again(program: Captured, node: Node) -> list[Any]:
     """Return the operators that the spelling of a call writes: only its own, if it is in normal form."""
-    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
+    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, fused={node.target})
     stand_ins: dict[Node, Any] = {
         operand: program.constant(operand)
         if operand.op == "get_attr"

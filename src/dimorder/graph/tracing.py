@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -47,6 +47,8 @@ class Tracer:
     operators stay whole. torch decomposes the others as far as it has a decomposition. `parts` returns a
     function in plain torch for a call that would stay whole, but is to be written in other operators.
 
+    `fused` has the operators that stay whole although others have them in simpler ones; a spelling asks.
+
     `pairs` writes a call of complex numbers as calls of real ones. It returns NotImplemented for other calls.
 
     `node` is the node being traced. `meta` is its place in the source, which every new node inherits.
@@ -60,9 +62,10 @@ class Tracer:
         is_known: Callable[[Any], bool],
         parts: Callable[[Any, Sequence[Value]], Callable[..., Any] | None] = lambda target, args: None,
         pairs: Callable[..., Value] = lambda tracer, target, args, kwargs: NotImplemented,
+        fused: Collection[Any] = (),
     ) -> None:
         self.spellings, self.is_known, self.parts_of = spellings, is_known, parts
-        self.pairs = pairs
+        self.pairs, self.fused = pairs, fused
         self.graph = torch.fx.Graph()
         self.attributes: dict[str, torch.Tensor] = {}
         self.attribute_nodes: dict[int, torch.fx.Node] = {}

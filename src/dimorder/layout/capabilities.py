@@ -52,6 +52,7 @@ class Capabilities:
             are in `ops.parts`.
         in_float32: Wider types that the target computes in float32. Verification shows whether that is
             enough for a network.
+        fused: Operators that the target computes as they are, and that others have in simpler ones.
         in_pairs: Whether the target has no complex numbers, which are then written as pairs of real ones.
     """
 
@@ -67,6 +68,7 @@ class Capabilities:
     fixed_resizes: bool = False
     in_parts: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     in_float32: frozenset[torch.dtype] = frozenset()
+    fused: frozenset[Any] = frozenset()
     in_pairs: bool = False
 
     def __post_init__(self) -> None:

@@ -1,18 +1,26 @@
-"""Write attention as matmuls and a softmax."""
+"""Define attention: as one operator where a target has it, else as matmuls and a softmax."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.ops.call import Call
+from dimorder.ops.dialect import OPS
 from dimorder.ops.masks import truth_of_mask
 from dimorder.ops.moves import transpose
-from dimorder.ops.operator import spelling
+from dimorder.ops.operator import Implementation, Operator
+from dimorder.ops.relation import Dims, Relation, dims_of
 
 aten = torch.ops.aten
+
+ATTENTION = aten.scaled_dot_product_attention.default
 
 
 def _attention(
@@ -27,12 +35,24 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value:
+    """Write attention as it is if the target has it and heads share their mask, else in simpler operators."""
     if dropout_p or enable_gqa:
         raise UnsupportedError(
             "aten.scaled_dot_product_attention",
             f"dropout_p={dropout_p}, enable_gqa={enable_gqa}",
             "export in eval mode, repeat the keys",
         )
+    shapes = [shape_of(each) for each in (q, k, v)]
+    has_one_batch = len(shapes[0]) == 4 and len({shape[:-2] for shape in shapes}) == 1
+    if ATTENTION in n.fused and has_one_batch and (mask is None or shape_of(mask)[:-2][-1:] in ((), (1,))):
+        return n.emit(ATTENTION, q, k, v, mask, 0.0, is_causal, scale=scale)
+    return in_float32(_in_matmuls)(n, q, k, v, mask, is_causal, scale)
+
+
+def _in_matmuls(
+    n: Tracer, q: Value, k: Value, v: Value, mask: Value, is_causal: bool, scale: float | None
+) -> Value:
+    """Write attention in float32 if it is of half precision: scores can exceed the range of float16."""
     factor = 1.0 / math.sqrt(shape_of(q)[-1]) if scale is None else scale
     scaled = n.write(aten.mul.Tensor, q, factor)
     scores = n.write(aten.matmul.default, scaled, transpose(n, k, -2, -1))
@@ -65,5 +85,40 @@ def _hides_nothing(mask: Value, scores: tuple[int, ...]) -> bool:
     return known and not mask.any()
 
 
-# Scores can exceed the range of float16 even if the weights computed from them do not.
-OPERATORS = (spelling(in_float32(_attention), aten.scaled_dot_product_attention.default),)
+def _relate_attention(node: torch.fx.Node) -> Relation:
+    def dims(shape: Sequence[int], *last: str) -> Dims:
+        names = ("b.0", "b.1", *last)[4 - len(shape) :]
+        return dims_of(
+            (name, size if size == sizes[name] else 1) for name, size in zip(names, shape, strict=True)
+        )
+
+    q, k, v, mask, *_ = args_of(node)
+    shapes = [shape_of(each) for each in (q, k, v)]
+    batch, (rows, inner), (keys, features) = shapes[0][:2], shapes[0][2:], shapes[2][2:]
+    sizes = dict(zip(("b.0", "b.1", "m", "n", "e", "f"), (*batch, rows, keys, inner, features), strict=True))
+    reads = [dims(shape, *last) for shape, last in zip(shapes, ("me", "ne", "nf"), strict=True)]
+    if mask is not None:
+        reads.append(dims(shape_of(mask), "m", "n"))
+    return Relation("contraction", tuple(reads), (dims(shape_of(node), "m", "f"),))
+
+
+def _write_attention(c: Call) -> None:
+    """Lower to attention with the heads of a row beside each other, as a linear leaves them."""
+    *_, mask, _, is_causal = args_of(c.node)
+    n, m, s, h, e, f = c.by_label("b.0", "m", "n", "b.1", "e", "f")
+    sides = [[n, m, h, e], [n, s, h, e], [n, s, h, f]]
+    masks = [] if mask is None else [[n, [], m, s]]
+    operands = [*c.operands_in([*sides, *masks]), None][:4]
+    scale = c.node.kwargs["scale"]
+    c.give(c.b.call(OPS.attention_nlhe.default, *operands, is_causal, scale), [n, m, h, f])
+
+
+OPERATORS = (
+    Operator(
+        (ATTENTION,),
+        _relate_attention,
+        (Implementation("heads inside", "b.0 m n b.1 e f", _write_attention, (OPS.attention_nlhe.default,)),),
+        spelling=_attention,
+        elements=Elements.MIXES,
+    ),
+)

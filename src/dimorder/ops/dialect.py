@@ -78,7 +78,10 @@ def _write_in_aten(
     mode = node.meta["val"].fake_mode
     guards = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
     with mode, torch.no_grad(), guards:
-        traced = make_fx(run, pre_dispatch=True)(*(each.meta["val"] for each in read)).graph
+        own = [
+            each.meta["val"].detach() for each in read
+        ]  # operands may share one tensor, and are told apart
+        traced = make_fx(run, pre_dispatch=True)(*own).graph
     inner: dict[Node, Node] = dict(
         zip(traced.find_nodes(op="placeholder"), map(copies.__getitem__, read), strict=True)
     )
@@ -188,6 +191,15 @@ def _fake_quantize_dynamic(
     return _dense(((x * (1 / scale)).round().add(zero).clamp(low, high) - zero) * scale)
 
 
+def _attention_nlhe(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    """Compute attention of tensors (N, L, H, E), whose heads lie inside a row, with a mask (N, 1, L, S)."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    y = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
+    return _dense(y.transpose(1, 2))
+
+
 def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
     if x.dim() < 2:
         return torch.where(x > 0, x, x * weight)
@@ -251,6 +263,11 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor], Elements]] = {
     "fake_quantize_dynamic": (
         "(Tensor x, int[] dims, int low, int high, float eps, str mode) -> Tensor",
         _fake_quantize_dynamic,
+        Elements.MIXES,
+    ),
+    "attention_nlhe": (
+        "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float? scale) -> Tensor",
+        _attention_nlhe,
         Elements.MIXES,
     ),
     "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last, Elements.POINTWISE),

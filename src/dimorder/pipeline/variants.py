@@ -20,6 +20,7 @@ from dimorder.clock import Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import where
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.table import OPERATORS
@@ -81,8 +82,7 @@ def capture_points(
         source.model,
         source.args,
         source.kwargs,
-        in_parts=target.capabilities.in_parts,
-        in_pairs=target.capabilities.in_pairs,
+        **_forms(target.capabilities),
     )
     return [program]
 
@@ -175,10 +175,13 @@ def _capture_specializations(
 def _capture_point(
     sizes: SymbolicProgram, target: Target, point: Point, slices: Mapping[str, Slices]
 ) -> Captured:
-    capabilities = target.capabilities
-    forms: dict[str, Any] = {"in_parts": capabilities.in_parts, "in_pairs": capabilities.in_pairs}
     with explained_at(point, sizes):
-        return capture(sizes.at(point), slices=slices, **forms)
+        return capture(sizes.at(point), slices=slices, **_forms(target.capabilities))
+
+
+def _forms(capabilities: Capabilities) -> dict[str, Any]:
+    """Return the arguments of `capture` that say in which operators a target has its networks."""
+    return {name: getattr(capabilities, name) for name in ("in_parts", "in_pairs", "fused")}
 
 
 def _sized_targets(

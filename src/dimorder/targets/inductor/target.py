@@ -22,7 +22,10 @@ from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
+from dimorder.layout.capabilities import Capabilities
+from dimorder.ops.attention import ATTENTION
 from dimorder.ops.dialect import decompose
+from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.inductor import INFO
 from dimorder.verification.verify import Run
@@ -33,6 +36,8 @@ _OPTIONS = {
     "freezing": True,  # weights are constants, in the layout that its kernels prefer
     "cpp.dynamic_threads": True,  # use as many threads as torch has at run time, not at compile time
 }
+# AOTInductor packs the weights of a linear ahead of time, but not those of a matmul.
+_NOT_PACKED = frozenset({"aten.linear/features first"})
 # The instruction sets that AOTInductor's code needs, and PyTorch's names for them.
 _INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
     {"AVX2": "avx2", "AVX512": "avx512_f", "AVX512_VNNI": "avx512_vnni", "AMX_TILE": "amx_tile"}
@@ -146,6 +151,7 @@ TARGET = Target(
     "inductor",
     INFO,
     emit,
+    capabilities=Capabilities(implementations=(PLAIN - _NOT_PACKED,), fused=frozenset({ATTENTION})),
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads),
     dynamic=DynamicSizes(),

@@ -18,6 +18,8 @@ from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
 from dimorder.graph.exported import ProgramRun
+from dimorder.layout.capabilities import Capabilities
+from dimorder.ops.attention import ATTENTION
 from dimorder.ops.dialect import decompose
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.torch import INFO
@@ -79,6 +81,7 @@ TARGET = Target(
     "torch",
     INFO,
     emit,
+    capabilities=Capabilities(fused=frozenset({ATTENTION})),
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads, has_state=True),
     dynamic=DynamicSizes(),
