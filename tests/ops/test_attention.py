@@ -62,6 +62,12 @@ FAMILIES: dict[str, dict[str, Case]] = {
             (2, 3, 6, 8),
             (2, 3, 6, 7),
         ),
+        "grouped heads": case(
+            lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+            (2, 6, 5, 8),
+            (2, 3, 7, 8),
+            (2, 2, 7, 9),
+        ),
         "3-D": case(
             lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v), (3, 5, 8), (3, 6, 8), (3, 6, 7)
         ),

@@ -21,6 +21,7 @@ from dimorder.ops.relation import Dims, Relation, dims_of
 aten = torch.ops.aten
 
 ATTENTION = aten.scaled_dot_product_attention.default
+_REPEAT = aten.repeat_interleave.self_int
 
 
 def _attention(
@@ -36,12 +37,13 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Value:
     """Write attention as it is if the target has it and heads share their mask, else in simpler operators."""
-    if dropout_p or enable_gqa:
+    if dropout_p:
         raise UnsupportedError(
-            "aten.scaled_dot_product_attention",
-            f"dropout_p={dropout_p}, enable_gqa={enable_gqa}",
-            "export in eval mode, repeat the keys",
+            "aten.scaled_dot_product_attention", f"dropout_p={dropout_p}", "export in eval mode"
         )
+    if enable_gqa:
+        heads = shape_of(q)[-3]
+        k, v = (n.write(_REPEAT, each, heads // shape_of(each)[-3], -3) for each in (k, v))
     shapes = [shape_of(each) for each in (q, k, v)]
     has_one_batch = len(shapes[0]) == 4 and len({shape[:-2] for shape in shapes}) == 1
     if ATTENTION in n.fused and has_one_batch and (mask is None or shape_of(mask)[:-2][-1:] in ((), (1,))):
