@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Return inputs of the examples' shapes: standard normal if floating point, else the examples."""
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(
-        torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
-        for x in examples
-    )
+    return _drawn(examples, seed, lambda x, generator: torch.randn(x.shape, generator=generator))
 
 
 def uniform_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Return inputs of the examples' shapes: between 0 and 1 if floating point, else the examples."""
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(
-        torch.rand(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
-        for x in examples
-    )
+    return _drawn(examples, seed, lambda x, generator: torch.rand(x.shape, generator=generator))
 
 
 def copies(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -41,23 +33,28 @@ def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.T
 
     In float16 they reach to 256, for a larger number has no square there. A kernel may make NaN of infinity.
     """
-    generator = torch.Generator().manual_seed(seed)
 
-    def steep(x: torch.Tensor) -> torch.Tensor:
+    def steep(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         most = min(3.0, math.log10(torch.finfo(x.dtype).max) / 2)
         magnitude = 10 ** ((3 + most) * torch.rand(x.shape, generator=generator) - 3)
         value = torch.randn(x.shape, generator=generator).sign() * magnitude
-        return (value * (torch.rand(x.shape, generator=generator) > 1 / 8)).to(x.dtype)
+        return value * (torch.rand(x.shape, generator=generator) > 1 / 8)
 
-    return tuple(steep(x) if x.is_floating_point() else x.clone() for x in examples)
+    return _drawn(examples, seed, steep)
 
 
 def changed(inputs: Sequence[torch.Tensor], share: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Return inputs with each number changed by about this share of itself."""
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(
-        (x * (1 + share * torch.randn(x.shape, generator=generator))).to(x.dtype)
-        if x.is_floating_point()
-        else x
-        for x in inputs
+    return _drawn(
+        inputs, seed, lambda x, generator: x * (1 + share * torch.randn(x.shape, generator=generator))
     )
+
+
+def _drawn(
+    examples: Sequence[torch.Tensor],
+    seed: int,
+    draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Return numbers that `draw` gives in place of each example of floats, and copies of the others."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(draw(x, generator).to(x.dtype) if x.is_floating_point() else x.clone() for x in examples)
