@@ -23,13 +23,11 @@ def order_name(info: BufferInfo, order: Sequence[int], *, is_image: bool | None 
     """
     shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
     is_image = _is_image(info) if is_image is None else is_image
-    dims = [owner[axis] for axis in order]
-    runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
-    in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
-    if in_order and len(runs) == len(set(runs)):
-        ones = [d for d, size in enumerate(shape) if size == 1]
-        whole = DimOrder(*ones, *runs).canonical(shape)
+    whole = whole_order(info, order)
+    if whole is not None:
+        whole = whole.canonical(shape)
         return (describe(whole) if is_image else str(whole.dims)) if shape else "scalar"
+    dims = [owner[axis] for axis in order]
     letters, pieces = (
         (_LETTERS[len(shape)], _DIGITS) if is_image and len(shape) in _LETTERS else (_DIGITS, _SMALL)
     )
@@ -39,6 +37,17 @@ def order_name(info: BufferInfo, order: Sequence[int], *, is_image: bool | None 
     )
     cuts = (f"{letters[d]} = {'·'.join(str(sizes[a]) for a in axes)}" for d, axes in cut.items())
     return f"{' '.join(names)}, where {', '.join(cuts)}"
+
+
+def whole_order(info: BufferInfo, order: Sequence[int]) -> DimOrder | None:
+    """Return an order of a buffer's axes as one of its dimensions, or None if a dimension is cut."""
+    owner = info.tensor.dims
+    dims = [owner[axis] for axis in order]
+    runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
+    in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
+    if not in_order or len(set(runs)) < len(runs):
+        return None
+    return DimOrder(*(d for d, size in enumerate(info.shape) if size == 1), *runs)
 
 
 def _is_image(info: BufferInfo) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.graph.nodes import module_of, operator_name, where
+from dimorder.graph.nodes import module_of, operator_name, results, where
+from dimorder.graph.tracing import shape_of
 from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.relation import AxisOrder
 from dimorder.plans.network_plan import NetworkPlan
-from dimorder.plans.order_names import order_name
+from dimorder.plans.order_names import order_name, whole_order
 from dimorder.text import shape_text
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
@@ -77,7 +77,7 @@ def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
             if contract
             else where(site.node),
             module=module,
-            shape=_shape(site.node),
+            shape=shape_of(results(site.node)[0]),
             reads=tuple(named[: len(site.reads)]),
             writes=tuple(named[len(site.reads) :]),
             # An operator whose results are no tensors writes no order, so its last operand's order counts.
@@ -89,17 +89,9 @@ def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
 
 
 def family_of(info: BufferInfo, order: AxisOrder) -> Family:
-    """Return the kind of an order, for the value's own shape: the first kind that fits."""
-    shape = _shape(info.root)
-    if list(order) == sorted(order):
-        return "row-major"
-    owners = [info.tensor.dims[axis] for axis in order]
-    runs = [dim for i, dim in enumerate(owners) if i == 0 or owners[i - 1] != dim]
-    split = any(a > b for a, b in pairwise(order) if info.tensor.dims[a] == info.tensor.dims[b])
-    if split or len(set(runs)) < len(runs):
-        return "cut"
-    ones = [dim for dim, size in enumerate(shape) if size == 1]
-    return dim_order_family(DimOrder(*ones, *runs), shape)
+    """Return the kind of an order, for the value's own shape."""
+    whole = whole_order(info, order)
+    return "cut" if whole is None else dim_order_family(whole, info.shape)
 
 
 def dim_order_family(order: DimOrder, shape: tuple[int, ...]) -> Family:
@@ -112,9 +104,3 @@ def dim_order_family(order: DimOrder, shape: tuple[int, ...]) -> Family:
     if order.equivalent(DimOrder.contiguous(len(shape)), shape):
         return "row-major"
     return "channels-last" if order.equivalent(DimOrder.channels_last(len(shape)), shape) else "permuted"
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    value = node.meta["val"]
-    first = value[0] if isinstance(value, (list, tuple)) else value
-    return tuple(int(size) for size in first.shape)
