@@ -14,7 +14,7 @@ from dimorder.capture.integer_boundary import Types
 from dimorder.clock import Clock, Progress
 from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
-from dimorder.pipeline.checking import Checks, emit_artifact
+from dimorder.pipeline.checking import Checks
 from dimorder.pipeline.planning import (
     Problems,
     annotate_variants,
@@ -261,7 +261,7 @@ def _write(
     planned = plan_float_islands(planned, physical, variants)
     error = clock.step("verify", checks.compare_program, physical, planned)
     with installed(f"target {chosen.name}", chosen.install):
-        artifact = clock.step("emit", emit_artifact, physical, planned, chosen)
+        artifact = clock.step("emit", chosen.emit, physical.program, planned.contract)
         runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
         ran = clock.step("run", checks.compare_artifact, artifact, physical, planned, chosen, runs)
     return Lowered(

@@ -240,11 +240,6 @@ def _runs(artifact: Artifact, more: Artifact, what: str, runs: bool) -> Iterator
         yield f"{what}, run by {name}", own, more.other_runs[name]
 
 
-def emit_artifact(physical: PhysicalProgram, planned: NetworkPlan, target: Target) -> Artifact:
-    """Return what the target makes of a physical program."""
-    return target.emit(physical.program, planned.contract)
-
-
 def _forced(program: ExportedProgram, planned: NetworkPlan, choices: Choices | None) -> ExportedProgram:
     """Return a physical program with the choices that the exported network has."""
     if choices is None:
