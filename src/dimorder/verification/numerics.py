@@ -106,7 +106,9 @@ class NoisyRun(GraphRun):
         self.roundings, self.generator = roundings, torch.Generator().manual_seed(seed)
 
     def branch_run(self, branch: Module) -> GraphRun:
-        return NoisyRun(branch, roundings=self.roundings)
+        run = NoisyRun(branch, roundings=self.roundings)
+        run.generator = self.generator  # each call draws other noise
+        return run
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call(target, args, kwargs)
