@@ -57,6 +57,11 @@ def results(node: Node) -> list[torch.Tensor]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def is_getitem(node: Node) -> bool:
+    """Return whether a node only picks one result of a call with several."""
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
 def tensor_arguments(node: Node) -> list[Node]:
     """Return every node that a call takes, in argument order."""
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]

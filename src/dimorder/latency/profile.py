@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError
+from dimorder.graph.nodes import is_getitem
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
 from dimorder.ops.dialect import decompose
@@ -25,7 +26,7 @@ from dimorder.ops.quantization import is_quantized
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.plans.network_plan import Place
 from dimorder.targets.program_io import read_signature
-from dimorder.targets.table import is_getitem, is_permute
+from dimorder.targets.table import is_permute
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ import torch
 
 from dimorder.algebra.axis import Factors
 from dimorder.capture.captured import Captured
-from dimorder.graph.nodes import results
+from dimorder.graph.nodes import is_getitem, results
 from dimorder.ops.relation import AxedTensor, Dims, Relation, is_named
 from dimorder.ops.table import opaque, operands, relate
 
@@ -35,21 +35,16 @@ class Annotated:
 
 def annotate(program: Captured, outside: Mapping[torch.fx.Node, str] = MappingProxyType({})) -> Annotated:
     """Return a program with axes for every value; the calls `outside` stay row-major, with their reasons."""
-    calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
+    calls = [n for n in program.nodes if n.op == "call_function" and not is_getitem(n)]
     relations = {n: opaque(n, outside[n]) if n in outside else relate(n) for n in calls}
     return _Solver(program, relations).solve()
-
-
-def is_result(node: torch.fx.Node) -> bool:
-    """Return whether a node only picks one result of a call with several."""
-    return getattr(node.target, "__name__", "") == "getitem"
 
 
 def results_of(call: torch.fx.Node) -> list[torch.fx.Node | None]:
     """Return the nodes that stand for a call's results; None for a result that nobody uses."""
     if not isinstance(call.meta["val"], (list, tuple)):
         return [call]
-    picked = {user.args[1]: user for user in call.users if is_result(user)}
+    picked = {user.args[1]: user for user in call.users if is_getitem(user)}
     return [picked.get(i) for i in range(len(call.meta["val"]))]
 
 

@@ -16,10 +16,10 @@ from dimorder.errors import StageError
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module, state_of
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import node_title, origin_of, results
+from dimorder.graph.nodes import is_getitem, node_title, origin_of, results
 from dimorder.graph.passes import FIX
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
-from dimorder.layout.annotate import Annotated, is_result, results_of
+from dimorder.layout.annotate import Annotated, results_of
 from dimorder.layout.candidate_orders import default_tokens, formed
 from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.problem import Extracted, boundary_axes
@@ -218,7 +218,7 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
         elif (
             elements_of(node.target) is not Elements.RELABELS
             and node.target is not DEQUANTIZE_CHANNELS  # a constant that is kept as integers
-            and not is_result(node)
+            and not is_getitem(node)
             and node.target not in _declared(extracted, plan, origin)
         ):
             yield f"{name}: the operator that it is of does not declare it"

@@ -22,8 +22,7 @@ from dimorder.capture.state import left_in_state
 from dimorder.contract import TensorSpec
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import state_of
-from dimorder.graph.nodes import origin_of, results, where
-from dimorder.layout.annotate import is_result
+from dimorder.graph.nodes import is_getitem, origin_of, results, where
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.order_names import order_name
 from dimorder.text import columns, shape_text
@@ -81,7 +80,7 @@ def captured_text(program: Captured) -> str:
             name, kind = given[node]
             texts[node] = names.new(name)
             lines.append(_Line(texts[node], _shape(node), "", kind))
-        elif is_result(node):
+        elif is_getitem(node):
             texts[node] = f"{texts[node.all_input_nodes[0]]}.{node.args[1]}"
         elif node.op == "call_function":
             texts[node] = names.new(_short(node))
@@ -157,11 +156,11 @@ class _PhysicalText:
         elif node.target is aten.permute.default:
             self._set_text(node, self._permute_text(node, source, converts), self.values[source])
         elif node.target is aten.clone.default and not converts:
-            if not is_result(source):
+            if not is_getitem(source):
                 self._set_text(node, self.texts[source], self.values[source])
                 return
             self._set_text(node, self.values[source])
-        elif is_result(node):
+        elif is_getitem(node):
             self._set_text(node, f"{self.values[source]}.{node.args[1]}")
         elif converts:
             yield self._conversion_line(node, source)
@@ -213,7 +212,7 @@ class _PhysicalText:
             holders += [
                 user
                 for user in holder.users
-                if (user.target in (aten.clone.default, aten.view.default) or is_result(user))
+                if (user.target in (aten.clone.default, aten.view.default) or is_getitem(user))
                 and origin_of(user).get("site") == origin.get("site")
                 and not origin_of(user).get("converts")
             ]

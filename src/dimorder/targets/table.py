@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.graph.dynamic_sizes import DynamicCall
-from dimorder.graph.nodes import bound, results
+from dimorder.graph.nodes import bound, is_getitem, results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.physical.fuse_quantized import KernelRule
@@ -272,7 +272,3 @@ def is_transposed(node: Node) -> bool:
 
 def last_two_swapped(rank: int) -> tuple[int, ...]:
     return (*range(rank - 2), rank - 1, rank - 2)
-
-
-def is_getitem(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"

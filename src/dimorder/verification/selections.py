@@ -21,7 +21,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import add_outputs
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import EXPORTED, bound, operator_at, origin_of
+from dimorder.graph.nodes import EXPORTED, bound, is_getitem, operator_at, origin_of
 from dimorder.ops.problem_map import BufferInfo
 
 aten = torch.ops.aten
@@ -101,7 +101,7 @@ class Selections:
 def _selecting_call(buffer: BufferInfo) -> str | None:
     """Return the exported program's call that selects the places in a buffer, or None."""
     node, result = buffer.root, None
-    if getattr(node.target, "__name__", "") == "getitem":
+    if is_getitem(node):
         node, result = node.args[:2]  # type: ignore[assignment]
     if node.target not in _PLACES or _PLACES[node.target] != result:
         return None

@@ -17,7 +17,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, seal
 from dimorder.errors import UnsupportedError
 from dimorder.graph import dynamic_sizes
-from dimorder.graph.nodes import tensors_in
+from dimorder.graph.nodes import is_getitem, tensors_in
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, How, fuse_quantized
@@ -40,7 +40,7 @@ from dimorder.targets.program_io import (
     call_place,
     read_signature,
 )
-from dimorder.targets.table import Table, View, is_getitem, whole
+from dimorder.targets.table import Table, View, whole
 
 
 @dataclass(frozen=True)

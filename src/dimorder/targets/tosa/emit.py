@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.graph.nodes import is_getitem
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
 from dimorder.targets.program_io import (
@@ -24,7 +25,7 @@ from dimorder.targets.program_io import (
     physical_shape,
     read_signature,
 )
-from dimorder.targets.table import Table, View, is_getitem, whole
+from dimorder.targets.table import Table, View, whole
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value

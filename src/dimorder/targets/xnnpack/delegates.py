@@ -13,13 +13,14 @@ from torch.fx import Node
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.dynamic_sizes import DynamicSizeError, is_fixed
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import is_getitem
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import FusedProgram, How
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
-from dimorder.targets.table import View, is_getitem, is_permute, whole
+from dimorder.targets.table import View, is_permute, whole
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue
 from dimorder.targets.xnnpack.partition import Partition

@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
+from dimorder.graph.nodes import is_getitem
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizeWriter
 from dimorder.targets.delegate import make_delegate
 from dimorder.targets.program_io import empty
-from dimorder.targets.table import is_getitem
 from dimorder.targets.xnnpack import passes
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.delegates import Delegate, build_delegate, row_of
