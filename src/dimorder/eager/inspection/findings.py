@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
@@ -157,9 +157,7 @@ def _find_lost_outside(
     for value in call.operands:
         before = last.get(value.shape)
         if not value.known and before and before.kind == asked and value.kind == _OPPOSITE[asked]:
-            place = TracedCall(
-                **{**call.__dict__, "operator": "outside", "function": "code that is not torch's"}
-            )
+            place = replace(call, operator="outside", function="code that is not torch's")
             yield _finding("lost", place, before, value, value.bytes, 0.0)
 
 
