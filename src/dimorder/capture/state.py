@@ -98,13 +98,9 @@ def require_apart(program: ExportedProgram) -> None:
 
 def _writes(node: Node) -> bool:
     """Return whether a call writes to its first operand, or to a view of it."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if schema.is_mutable:
-        return True
-    views = any(result.alias_info is not None for result in schema.returns)
-    return views and any(map(_writes, node.users))
+    return node.target._schema.is_mutable or (node.target.is_view and any(map(_writes, node.users)))
 
 
 @runtime_checkable

@@ -193,8 +193,7 @@ def functional_of(target: Any) -> Any:
     """Return the overload that the edge dialect calls, in which views are copies."""
     target = overload_of(target)
     packet = getattr(torch.ops.aten, f"{target._schema.name.removeprefix('aten::')}_copy", None)
-    is_view = any(result.alias_info is not None for result in target._schema.returns)
-    return getattr(packet, target._overloadname, target) if is_view and packet is not None else target
+    return getattr(packet, target._overloadname, target) if target.is_view and packet is not None else target
 
 
 def has_orders(program: ExportedProgram) -> bool:
