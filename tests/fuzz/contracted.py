@@ -104,6 +104,10 @@ def _attention(d: Draw) -> Drawn | None:
     return [d.x, keys, values, hidden if masked else "None"], {"causal": causal}
 
 
+def _grouped_attention(d: Draw) -> Drawn:
+    return [d.x], {"step": d.rng.choice(divisors(d.shape[-3]))}
+
+
 CONTRACTED = {
     **{f"conv{space}d": _conv(space) for space in (1, 2, 3)},
     **{f"conv{space}d_named": _conv(space, named=True) for space in (1, 2, 3)},
@@ -126,6 +130,12 @@ CONTRACTED = {
         "F.scaled_dot_product_attention({0}, {1}, {2}, attn_mask={3}, is_causal={causal})",
         _attention,
         range(3, 5),
+        ("matmul", "softmax"),
+    ),
+    "grouped_attention": Operator(
+        "F.scaled_dot_product_attention({0}, {0}[:, ::{step}], {0}[:, ::{step}], enable_gqa=True)",
+        _grouped_attention,
+        range(4, 5),
         ("matmul", "softmax"),
     ),
 }
