@@ -34,18 +34,23 @@ class Halved(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         pooled = F.adaptive_avg_pool2d(x, (2, 3)), F.adaptive_max_pool2d(x, 2)
-        return *pooled, F.adaptive_avg_pool2d(x, (x.shape[2], 1)), F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 2))
+        return (
+            *pooled,
+            F.adaptive_avg_pool2d(x, (x.shape[2], 1)),
+            F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 2)),
+        )
 
 
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_windows_that_are_equal_at_every_size_are_reduced(target: str) -> None:
-    one = dimorder.lower(
-        Pooled(), (torch.randn(2, 3, 8, 12),), dynamic_shapes=({2: H},), target=target
-    )
+    one = dimorder.lower(Pooled(), (torch.randn(2, 3, 8, 12),), dynamic_shapes=({2: H},), target=target)
     for height, _ in SIZES:
         assert max(errors(one, Pooled(), torch.randn(2, 3, height, 12))) <= 1e-5
     halved = dimorder.lower(
-        Halved(), (torch.randn(2, 3, 8, 6),), dynamic_shapes=({2: 2 * Dim("_H", min=2, max=9)},), target=target
+        Halved(),
+        (torch.randn(2, 3, 8, 6),),
+        dynamic_shapes=({2: 2 * Dim("_H", min=2, max=9)},),
+        target=target,
     )
     for height in (4, 6, 18):
         assert max(errors(halved, Halved(), torch.randn(2, 3, height, 6))) <= 1e-5

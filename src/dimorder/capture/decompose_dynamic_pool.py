@@ -61,7 +61,9 @@ def decompose_dynamic_pool(exported: ExportedProgram) -> ExportedProgram:
 
 
 def _is_dynamic(node: Node) -> bool:
-    return node.target in _POOLS and any(isinstance(size, torch.SymInt) for pair in _pairs(node) for size in pair)
+    return node.target in _POOLS and any(
+        isinstance(size, torch.SymInt) for pair in _pairs(node) for size in pair
+    )
 
 
 def _pairs(node: Node) -> list[tuple[Any, Any]]:

@@ -67,11 +67,14 @@ def _is_uneven(row: Sequence[Node], sizes: SizeTable) -> bool:
     """Return whether the pieces of a call differ between sizes, at the points or anywhere in the ranges."""
     if any(_labels(node) != _labels(row[0]) for node in row):
         return True
-    steps = [args_of(row[0])[4]] if row[0].target is aten.slice.Tensor else []
-    for dims in zip(*(_pieces(node) for node in row), strict=True):
-        values = list(map(math.prod, dims))
-        fixed = (each[0] for each in zip(*dims, strict=True) if len(set(each)) == 1)
-        if any(not sizes.has_one_remainder(values, divisor) for divisor in (math.prod(fixed), *steps)):
+    if row[0].target is aten.slice.Tensor:
+        _, dim, *_, step = args_of(row[0])
+        length = [shape_of(node.all_input_nodes[0])[dim] for node in row]
+        if not sizes.has_one_remainder(length, step):
+            return True
+    for dims in zip(*map(_pieces, row), strict=True):
+        fixed = math.prod(each[0] for each in zip(*dims, strict=True) if len(set(each)) == 1)
+        if not sizes.has_one_remainder(list(map(math.prod, dims)), fixed):
             return True
     return False
 
