@@ -3,7 +3,7 @@
 1. A dimension that is pooled to one element is reduced.
 2. A dimension that the number of windows divides at every size is cut into windows, which are reduced.
 3. Dimensions of fixed sizes are pooled afterwards.
-4. If windows overlap at some sizes alone, the pool stays, with a note that no kernel is the same at all sizes.
+4. If windows overlap at some sizes alone, the pool stays, with a note that no kernel fits all sizes.
 """
 
 from __future__ import annotations

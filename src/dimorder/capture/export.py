@@ -67,7 +67,7 @@ def export(
     except Exception as error:
         proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
         if proven is None:
-            raise not_exported(model, error) from error
+            raise not_exported(model, error, dynamic_shapes) from error
         return prepare_branches(proven)
 
 
@@ -108,7 +108,7 @@ def _with_assertions(
 
 
 def _is_narrowed(program: ExportedProgram) -> bool:
-    """Return whether torch keeps less than the range of a size: it asserts nothing of a size that it fixes."""
+    """Return whether torch keeps less than a size's range: it asserts nothing of a size that it fixes."""
     for expression, wanted in program.range_constraints.items():
         step, root = expression.as_coeff_Mul()
         own = program.range_constraints.get(root, wanted)
