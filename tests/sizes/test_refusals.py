@@ -64,7 +64,7 @@ def test_sizes_that_must_be_equal_are_named_with_their_places() -> None:
     assert str(refused.value).splitlines() == [
         "torch.export of Sum",
         "  found: the network needs M (dim 0 of y) equal to N (dim 0 of x)",
-        "  fix: give sizes that the network takes: M = N",
+        "  fix: give both the same Dim",
     ]
 
 

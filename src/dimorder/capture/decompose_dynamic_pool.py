@@ -94,7 +94,7 @@ def _rewrite(node: Node, ranges: Mapping[Any, Any]) -> None:
 
 
 def _results(node: Node) -> dict[int, Node]:
-    """Return the results of a pool that are read, by their place: the largest elements, and where they are."""
+    """Return the results of a pool that are read, by their place: the largest elements and their places."""
     if isinstance(node.meta[VALUE], torch.Tensor):
         return {0: node}
     return {int(args_of(user)[1]): user for user in node.users if user.users}

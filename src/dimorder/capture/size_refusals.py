@@ -51,9 +51,11 @@ def unfit_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[str,
         fix = "give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape"
         return f"the network takes {sizes} alone: {named}", fix
     after = lines[lines.index("Suggested fixes:") + 1 :] if "Suggested fixes:" in lines else []
-    fixes = ", ".join(itertools.takewhile(bool, after)) or "narrow the range, or fix the size"
+    other = "give both the same Dim" if _EQUAL.search(reasons[0]) else "narrow the range, or fix the size"
+    suggested = ", ".join(itertools.takewhile(bool, after))
+    fixes = f"give sizes that the network takes: {suggested}" if suggested else other
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    return f"{_reason(reasons[0], places)}{more}", f"give sizes that the network takes: {fixes}"
+    return f"{_reason(reasons[0], places)}{more}", fixes
 
 
 def _reason(text: str, places: Mapping[str, str]) -> str:
