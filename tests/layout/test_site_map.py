@@ -26,7 +26,7 @@ def test_the_networks_own_operator_is_named_if_a_size_decides_its_pieces() -> No
     with pytest.raises(UnsupportedError) as refused:
         require_alike([_map("indexed"), _map("opaque")], ["N = 9", "N = 11"])
     assert str(refused.value).splitlines()[1:] == [
-        "  found: 'index_select': a dynamic size decides which elements or pieces it takes (N = 11 differs from "
-        "N = 9 in more than sizes)",
+        "  found: 'index_select': a dynamic size decides which elements or pieces it takes "
+        "(N = 11 differs from N = 9 in more than sizes)",
         "  fix: fix the size, or lower one program for each size that is needed",
     ]
