@@ -35,6 +35,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         "float16": ("torch", "xnnpack", "litert", "tosa"),
         "ranges": ("torch", "xnnpack", "litert"),
+        "int8-ranges": ("xnnpack", "litert"),
         "state": ("torch", "xnnpack", "litert"),
         "cond": ("torch", "xnnpack"),
         "fourier": ("torch", "xnnpack", "litert", "tosa"),

@@ -332,9 +332,15 @@ def _sometimes_ranged(rng: random.Random) -> Case:
     return _ranged(rng) if rng.random() < 0.25 else _begun(rng)
 
 
+def _of_integer_ranges(rng: random.Random, target: str) -> Case | None:
+    case = _by_hand(rng, ranged=True)
+    return case if case.ranges and len(case.steps) >= 3 else None
+
+
 _FEATURES: Mapping[str, Drawing] = {
     "float16": _of_halves,
     "ranges": _of_ranges,
+    "int8-ranges": _of_integer_ranges,
     "state": _of_state,
     "cond": _with(BRANCHES, _sometimes_ranged),
     "fourier": _with(FOURIER, _begun),
@@ -375,7 +381,7 @@ def _of_numbers(rng: random.Random) -> Case:
     return pruned(replace(case, outputs=_outputs(rng, case)))
 
 
-def _by_hand(rng: random.Random) -> Case:
+def _by_hand(rng: random.Random, ranged: bool = False) -> Case:
     """Steps, most of whose results are quantised and dequantised; here and there integers are moved."""
     rank = rng.choice([4, 4, 4, 4, 3, 2])
     shape = _shape(rng, rank)
@@ -386,6 +392,7 @@ def _by_hand(rng: random.Random) -> Case:
         kind = rng.choice(["int8", "uint8"])
         inputs["x0"] = replace(inputs["x0"], kind=kind)
     case = Case(inputs, {}, (), (), quantizer="by_hand")
+    case = with_ranges(rng, case) if ranged else case
     for name, each in inputs.items():
         if each.kind != "normal":
             zero = rng.randint(-20, 20) + 128 * (each.kind == "uint8")

@@ -29,6 +29,7 @@ def _has_ranges(case: fuzz.Case) -> bool:
 HAVE: dict[str, Callable[[fuzz.Case], bool]] = {
     "float16": lambda case: all(x.dtype == torch.float16 for x in case.args if x.is_floating_point()),
     "ranges": _has_ranges,
+    "int8-ranges": lambda case: _has_ranges(case) and case.quantizer == "by_hand",
     "state": lambda case: bool(case.writes) and len(case.calls) >= 4,
     "cond": lambda case: "choose(" in case.source and len(case.calls) >= 4,
     "fourier": lambda case: any(step.operator in FOURIER for step in case.steps),
@@ -54,8 +55,9 @@ def test_two_hundred_random_networks_are_lowered_right(target: str, feature: str
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_seed_is_a_network_and_its_module_computes_what_its_steps_do(feature: str) -> None:
     for seed in range(3):
-        case = fuzz.generate(seed, f"torch-{feature}")
-        assert case == fuzz.generate(seed, f"torch-{feature}")
+        target = f"{FEATURES[feature][0]}-{feature}"
+        case = fuzz.generate(seed, target)
+        assert case == fuzz.generate(seed, target)
         module = case.module()
         for call, values in zip(case.calls, fuzz.run_calls(case), strict=True):
             with torch.no_grad():
@@ -140,8 +142,9 @@ def test_what_no_call_reads_is_not_written() -> None:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_script_of_a_case_runs(feature: str, capsys: pytest.CaptureFixture[str]) -> None:
-    case = replace(fuzz.generate(1, f"torch-{feature}"), refused=())
-    exec(fuzz.script(case, f"torch-{feature}", fuzz.Outcome("right", "as it is"), 1), {})
+    target = f"{FEATURES[feature][0]}-{feature}"
+    case = replace(fuzz.generate(1, target), refused=())
+    exec(fuzz.script(case, target, fuzz.Outcome("right", "as it is"), 1), {})
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
     assert len(printed) == len(case.outputs) * len(case.calls)
     assert max(float(line.split()[1]) for line in printed) < case.tolerance

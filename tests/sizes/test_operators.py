@@ -8,6 +8,7 @@ from torch import nn
 from torch.export import Dim
 
 import dimorder
+from dimorder.targets.litert.file import operators
 from tests import zoo
 from tests.sizes.symbols import PICTURES, TARGETS, TIMES, errors, lower, sized
 
@@ -344,3 +345,50 @@ def test_operators_in_parts_have_dynamic_sizes(target: str) -> None:
         given = torch.randn(size, 5), torch.randint(-9, 9, (size, 4))
         for got, wanted in zip(lowered.run(*given), net(*given), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+class EverySecond(nn.Module):
+    """Takes every second row of a picture, from either end, by slices and by places."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.relu()
+        rows = y.index_select(2, torch.arange(1, y.shape[2], 2))
+        return y[:, :, 1::2].sigmoid(), y[:, :, ::2] * 2, y[:, :, 1:-2:2], rows.flatten(2)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "litert"])
+def test_every_second_row_is_taken_of_odd_and_of_even_sizes(target: str) -> None:
+    module, dims = EverySecond(), ({2: Dim("H", min=9, max=14)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 4, 10, 7),), dynamic_shapes=dims, target=target)
+    for height in range(9, 15):
+        assert max(errors(lowered, module, torch.randn(1, 4, height, 7))) <= 1e-5
+
+
+def test_steps_of_sizes_of_which_the_step_is_a_divisor_stay_in_the_delegate() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.sigmoid()
+            return y[:, :, ::2] * y[:, :, 1::2]
+
+    dims = ({2: 2 * Dim("_H", min=4, max=9)},)
+    lowered = dimorder.lower(Halves(), (torch.randn(1, 4, 10, 7),), dynamic_shapes=dims, target="litert")
+    assert operators(lowered.artifact.data)["RESHAPE"]  # rows of two, of which each first one stays
+    for height in (8, 10, 18):
+        assert max(errors(lowered, Halves(), torch.randn(1, 4, height, 7))) <= 1e-5
+
+
+class Norm(nn.Module):
+    """Divides places by their norm over two dimensions, one of which is dynamic."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = x.argmax(-1).to(torch.float32)
+        norm: torch.Tensor = torch.linalg.vector_norm(places, dim=(1, 2), keepdim=True)
+        return places / (norm + 1)
+
+
+def test_a_sum_over_a_fixed_and_a_dynamic_size_is_of_the_delegate() -> None:
+    dims = ({2: Dim("H", min=5, max=10)},)
+    lowered = dimorder.lower(Norm(), (torch.randn(2, 4, 6, 3),), dynamic_shapes=dims, target="xnnpack")
+    assert all("sum" not in str(place) for place, _ in lowered.plan.outside)
+    for height in (5, 8, 10):
+        assert max(errors(lowered, Norm(), torch.randn(2, 4, height, 3))) <= 1e-5

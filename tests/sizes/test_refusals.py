@@ -39,13 +39,33 @@ def test_a_fraction_that_floats_round_is_no_size() -> None:
     assert "depends on a dynamic size in a way that we cannot express" in found and "fix the size" in fix
 
 
-def test_a_size_that_the_network_fixes_is_refused_with_torchs_reason() -> None:
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_size_that_the_network_fixes_is_named_with_its_place(step: int) -> None:
     class Fixed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.ones(2, 3)
+            return nn.functional.avg_pool2d(x, x.shape[2:])
 
-    first, found, _ = refusal(Fixed(), torch.ones(2, 3), BATCH)
-    assert first == "torch.export of Fixed" and "N" in found
+    dims = ({2: step * Dim("H", min=2, max=9) if step > 1 else Dim("H", min=2, max=9)},)
+    assert refusal(Fixed(), torch.ones(2, 3, 8, 6), dims) == [
+        "torch.export of Fixed",
+        f"  found: the network takes one size alone: {'2*' * (step > 1)}H = 8 (dim 2 of x)",
+        "  fix: give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape",
+    ]
+
+
+def test_sizes_that_must_be_equal_are_named_with_their_places() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    dims = {"x": {0: Dim("N", min=2, max=9)}, "y": {0: Dim("M", min=2, max=9)}}
+    with pytest.raises(UnsupportedError) as refused:
+        dimorder.lower(Sum(), (torch.ones(4, 3), torch.ones(4, 3)), dynamic_shapes=dims)
+    assert str(refused.value).splitlines() == [
+        "torch.export of Sum",
+        "  found: the network needs M (dim 0 of y) equal to N (dim 0 of x)",
+        "  fix: give both the same Dim",
+    ]
 
 
 def test_a_cost_is_asked_for_at_a_size_of_the_range() -> None:
@@ -93,8 +113,8 @@ def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggest
     dims = ({2: Dim("H", min=24, max=96)},)
     assert refusal(zoo.network("unet").build(), torch.ones(1, 3, 32, 64), dims) == [
         "torch.export of UNet",
-        "  found: Not all values of H = L['x'].size()[2] in the specified range 24 <= H <= 96 satisfy the "
-        "generated guard (2*(L['x'].size()[2] // 4)) == (L['x'].size()[2] // 2).",
+        "  found: the network needs (2*(H // 4)) == (H // 2), which not all 24 <= H <= 96 satisfy "
+        "(dim 2 of x)",
         "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
     ]
 
@@ -130,7 +150,7 @@ def test_what_torch_cannot_export_around_the_delegates_is_refused_with_its_reaso
     module, x = Rolled(), torch.randn(rows, 4, 3)
     dims = ({0: Dim("N", min=2, max=40)},)
     first, found, fix = refusal(module, x, dims, target="xnnpack")
-    assert first == "the operators around the delegates" and found.startswith("  found: torch.export: ")
+    assert first == "the operators around the delegates" and found.startswith("  found: operators that ask")
     assert fix == "  fix: fix the size, or lower one program for each size that is needed"
     lowered = dimorder.lower(module, (x,), target="torch", dynamic_shapes=dims)
     for n in (2, 3, 40):

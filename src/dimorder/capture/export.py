@@ -67,7 +67,7 @@ def export(
     except Exception as error:
         proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
         if proven is None:
-            raise not_exported(model, error) from error
+            raise not_exported(model, error, dynamic_shapes) from error
         return prepare_branches(proven)
 
 
@@ -104,7 +104,17 @@ def _with_assertions(
         program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
     except Exception:  # the first attempt's error explains it better
         return None
-    return program if holds_throughout(program) else None
+    return program if holds_throughout(program) and not _is_narrowed(program) else None
+
+
+def _is_narrowed(program: ExportedProgram) -> bool:
+    """Return whether torch keeps less than a size's range: it asserts nothing of a size that it fixes."""
+    for expression, wanted in program.range_constraints.items():
+        step, root = expression.as_coeff_Mul()
+        own = program.range_constraints.get(root, wanted)
+        if own.lower > max(wanted.lower / step, 2) or own.upper < wanted.upper / step:
+            return True
+    return False
 
 
 MOST_SIZES = 50_000  # the most sizes, or combinations of sizes, for which assertions are checked
@@ -126,7 +136,7 @@ def holds_throughout(program: ExportedProgram) -> bool:
     False
     """
     ranges = program.range_constraints
-    return all(_holds(claim, ranges) for claim in dict.fromkeys(_claims(program)))
+    return all(holds(claim, ranges) for claim in dict.fromkeys(_claims(program)))
 
 
 def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
@@ -136,7 +146,8 @@ def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
         yield value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(bool(value))
 
 
-def _holds(claim: sympy.Basic, ranges: dict[sympy.Symbol, ValueRanges[Any]]) -> bool:
+def holds(claim: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> bool:
+    """Return whether a claim on sizes holds for every size in their ranges, as `holds_throughout` does."""
     symbols = sorted(claim.free_symbols, key=str)
     if any(symbol not in ranges or not ranges[symbol].upper.is_Integer for symbol in symbols):
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sysconfig
 import traceback
@@ -15,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from dimorder.capture.size_refusals import places_of, unfit_sizes
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import is_static
 from dimorder.graph.nodes import operator_at, tensors_in
@@ -106,7 +106,7 @@ def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
     )
 
 
-def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
+def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any = None) -> UnsupportedError:
     """Return the error for a network that torch.export cannot export, in three lines."""
     line = next(_source_lines(error), "")
     place = f"torch.export of {type(model).__name__}" + (f" ({line})" if line else "")
@@ -114,7 +114,8 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
     reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
-    known = _unknown_class(reason) or _violated(message) or _computed_size(message)
+    sizes = unfit_sizes(message, places_of(model, dynamic_shapes))
+    known = _unknown_class(reason) or sizes or _computed_size(message)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
 
@@ -130,18 +131,6 @@ def _source_lines(error: BaseException | None) -> Iterator[str]:
                 yield f"{Path(path).name}:{frame.lineno}"
                 break
         error = error.__cause__ or error.__context__
-
-
-def _violated(text: str) -> tuple[str, str] | None:
-    """Return what was found, and what to do, if the network does not take all sizes of a range."""
-    lines = [line.strip() for line in text.splitlines()]
-    reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    if not text.startswith("Constraints violated") or not reasons:
-        return None
-    after = lines[lines.index("Suggested fixes:") + 1 :] if "Suggested fixes:" in lines else []
-    fixes = ", ".join(itertools.takewhile(bool, after)) or "narrow the range, or fix the size"
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    return f"{reasons[0]}{more}", f"give sizes that the network takes: {fixes}"
 
 
 def _computed_size(text: str) -> tuple[str, str] | None:

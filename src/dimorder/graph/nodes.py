@@ -22,7 +22,7 @@ CUTS = "cuts"  # (dimension, first, end), one after the other: what a value keep
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
 DYNAMIC = "dynamic"  # the dimensions with dynamic sizes of the first operand: see `dynamic_dims`
 RESIZES = "resizes"  # whether a call changes a size by a number computed from sizes, which may be 0
-UNEVEN = "uneven"  # whether the pieces of a call's dimensions divide each other at some sizes alone
+UNEVEN = "uneven"  # whether a call cuts its dimensions into even pieces at some dynamic sizes alone
 CUSTOM = "custom"  # what torch.export keeps: by the name of a tool, what that tool notes
 _ORIGIN = "dimorder"  # in CUSTOM: see `origin_of`
 
@@ -74,7 +74,7 @@ def may_resize(node: Node) -> bool:
 
 def is_uneven(node: Node) -> bool:
     """Return whether a call cuts its dimensions into even pieces at some dynamic sizes alone."""
-    return UNEVEN in node.meta
+    return bool(node.meta.get(UNEVEN))
 
 
 def dynamic_dims(node: Node) -> tuple[int, ...]:

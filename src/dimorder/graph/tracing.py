@@ -19,6 +19,7 @@ from dimorder.graph.nodes import (
     EXPORTED,
     MAX_SHAPE,
     RESIZES,
+    UNEVEN,
     add_constant,
     add_meta,
     bound,
@@ -81,7 +82,7 @@ class Tracer:
     ) -> Value:
         """Write one call of the old graph as a call of `target`, with arguments that are already traced."""
         self.node = node
-        self.meta = {**source_of(node, RESIZES), EXPORTED: node.name}
+        self.meta = {**source_of(node, RESIZES, UNEVEN), EXPORTED: node.name}
         return self.call(target, args, kwargs)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:

@@ -9,7 +9,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX
-from dimorder.graph.nodes import operator_at, operator_name, results
+from dimorder.graph.nodes import EXPORTED, operator_at, operator_name, results
 from dimorder.layout.annotate import Annotated, results_of
 from dimorder.ops.operator import Implementation
 from dimorder.ops.problem_map import BufferInfo, BufferView, Site
@@ -53,17 +53,16 @@ def require_alike(maps: Sequence[SiteMap], points: Sequence[str]) -> None:
     """Check that the sites of one network at several points differ only in sizes.
 
     Raises:
-        UnsupportedError: for the first operator that may run in other ways at one point than at another.
+        UnsupportedError: for the first operator that has other pieces at one point than at another.
     """
     first = maps[0]
     for other, point in zip(maps[1:], points[1:], strict=True):
         for site, twin in zip(first.sites, other.sites, strict=False):
             if _structure(site) != _structure(twin):
-                raise UnsupportedError(
-                    operator_at(site.node),
-                    f"it may run in other ways at {point} than at {points[0]}",
-                    FIX,
-                )
+                name = site.node.meta.get(EXPORTED, site.node.name)  # what it was written for
+                found = f"{name!r}: a dynamic size decides which elements or pieces it takes"
+                found += f" ({point} differs from {points[0]} in more than sizes)"
+                raise UnsupportedError(operator_at(site.node), found, FIX)
         if len(first.sites) != len(other.sites) or len(first.buffers) != len(other.buffers):
             raise UnsupportedError("the network", f"other operators at {point} than at {points[0]}", FIX)
 

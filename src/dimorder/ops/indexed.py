@@ -39,7 +39,7 @@ def slice_(
         return x
     if len(kept) <= 1:
         return n.emit(aten.slice.Tensor, x, dim, begin, begin + len(kept), 1)
-    return n.emit(aten.slice.Tensor, x, dim, begin, kept[-1] + 1, step)
+    return n.emit(aten.slice.Tensor, x, dim, begin, stop, step)  # a stop at the end stays there at all sizes
 
 
 def select(n: Tracer, x: Value, dim: int, index: int) -> Value:
@@ -201,7 +201,7 @@ def _lower_slice(c: Call) -> None:
 def _is_stepped(c: Call) -> bool:
     """Return whether a slice has a step that no cut of axes expresses."""
     lead = c.labelled("cut", "step")
-    return _has_step(c.node) and bool(lead) and lead[0][0] != "step"
+    return args_of(c.node)[4] != 1 and bool(lead) and lead[0][0] != "step"
 
 
 def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
@@ -222,8 +222,8 @@ def _step_by_view(c: Call) -> None:
     c.give(c.b.every(x, sizes, position, start, count, step), groups)
 
 
-def _has_step(node: torch.fx.Node) -> bool:
-    return bool(args_of(node)[4] != 1)
+def _has_even_step(node: torch.fx.Node) -> bool:
+    return bool(args_of(node)[4] != 1) and not is_uneven(node)
 
 
 def _lower_slice_of_constant(c: Call) -> None:
@@ -322,7 +322,7 @@ OPERATORS = (
                 "*",
                 _step_by_view,
                 (aten.slice.Tensor, aten.constant_pad_nd.default),
-                _has_step,
+                _has_even_step,
             ),
         ),
         spelling=slice_,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.graph.quantized import DEQUANTIZE, in_float32
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
@@ -61,9 +61,9 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
             return n.write(aten.expand.default, y, [*shape_of(x)[:-rank], *size])
         if all(s == 1 for s in size):
             return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
-        if tuple(size) == old:
+        if tuple(size) == old and not is_uneven(n.node):
             return x
-        if not any(length % new for length, new in zip(old, size, strict=True)):
+        if not (is_uneven(n.node) or any(length % new for length, new in zip(old, size, strict=True))):
             kernel = [length // new for length, new in zip(old, size, strict=True)]
             return n.write(_AVG[rank], x, kernel, kernel)
         if rank == 1:
@@ -76,6 +76,8 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
 
 def _has_few_windows(node: torch.fx.Node) -> bool:
     old, new = shape_of(args_of(node)[0])[2:], shape_of(node)[2:]
+    if is_uneven(node):
+        return False
     few = all(b // math.gcd(a, b) <= MAX_WINDOWS for a, b in zip(old, new, strict=True))
     return few and bool(node.meta["val"].is_floating_point())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.nodes import is_uneven
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.moves import squeeze, unsqueeze, view
 from dimorder.ops.operator import filled, several, spelling
@@ -95,6 +96,8 @@ def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
 
     def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
         pairs = list(zip(shape_of(x)[-rank:], size, strict=True))
+        if is_uneven(n.node):
+            return n.emit(whole, x, list(size))
         if not any(old % new for old, new in pairs):
             kernel = [old // new for old, new in pairs]
             return n.write(with_places, x, kernel, kernel)

@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 from dimorder.capture.captured import Captured, Slices, capture
+from dimorder.capture.decompose_dynamic_pool import decompose_dynamic_pool
 from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
 from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integer_boundary import Types, boundary_types, set_boundary_types
 from dimorder.capture.rewrite_linears import rewrite_linears
+from dimorder.capture.slice_by_range import slice_by_range
 from dimorder.clock import Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
@@ -114,9 +116,10 @@ def make_variants(
     programs, targets = rewrite_linears(captured, fewest, target.capabilities.heads, varying), [target]
     if sizes is not None and varying is not None:
         graphs = [program.module.graph for program in programs]
-        record_max_shapes(graphs, sizes.table(points))
+        table = sizes.table(points)
+        record_max_shapes(graphs, table)
         record_dynamic_dims(graphs)
-        record_uneven_cuts(graphs)
+        record_uneven_cuts(graphs, table)
         targets = _sized_targets(target, varying, programs)
     variants = []
     for point, program, own in zip(points, programs, targets, strict=True):
@@ -166,7 +169,7 @@ def _capture_specializations(
         sizes = sizes.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
 
     sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
-
+    sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool)
     return capture_specializations(
         points, sizes.corners[-1], partial(_capture_point, sizes, target), progress
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch.fx import Graph, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import DYNAMIC, MAX_SHAPE, UNEVEN, set_meta
+from dimorder.graph.nodes import DYNAMIC, MAX_SHAPE, UNEVEN, args_of, set_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.table import elements_of, relate
 from dimorder.sizes.size_table import SizeTable
@@ -51,16 +52,37 @@ def _is_along_dims(node: Node) -> bool:
     return elements_of(node.target) in _ALONG_DIMS or node.target is aten.cat.default
 
 
-def record_uneven_cuts(programs: Sequence[Graph]) -> None:
-    """Note on each call that cuts a dimension into even pieces at some points alone that it cuts it anywhere.
+def record_uneven_cuts(programs: Sequence[Graph], sizes: SizeTable) -> None:
+    """Note on each call that cuts a dimension into even pieces at some sizes alone that it cuts it anywhere.
 
     n // 2 divides n only if n is even. `nodes.piece_of` reads the note.
     """
     for row in zip(*(graph.nodes for graph in programs), strict=False):
-        is_cut = all(node.target in _CUTS for node in row)
-        if is_cut and any(_labels(node) != _labels(row[0]) for node in row):
+        if all(node.target in _CUTS for node in row) and _is_uneven(row, sizes):
             for node in row:
                 set_meta(node, UNEVEN, True)
+
+
+def _is_uneven(row: Sequence[Node], sizes: SizeTable) -> bool:
+    """Return whether the pieces of a call differ between sizes, at the points or anywhere in the ranges."""
+    if any(_labels(node) != _labels(row[0]) for node in row):
+        return True
+    if row[0].target is aten.slice.Tensor:
+        _, dim, *_, step = args_of(row[0])
+        length = [shape_of(node.all_input_nodes[0])[dim] for node in row]
+        if not sizes.has_one_remainder(length, step):
+            return True
+    for dims in zip(*map(_pieces, row), strict=True):
+        fixed = math.prod(each[0] for each in zip(*dims, strict=True) if len(set(each)) == 1)
+        if not sizes.has_one_remainder(list(map(math.prod, dims)), fixed):
+            return True
+    return False
+
+
+def _pieces(node: Node) -> list[list[int]]:
+    """Return the sizes of the pieces of each dimension that a call reads or writes."""
+    relation = relate(node)
+    return [[size for _, size in dim] for dims in (*relation.reads, *relation.writes) for dim in dims]
 
 
 def _labels(node: Node) -> object:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +16,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat, Trun
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from dimorder.capture.export import holds
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
 from dimorder.sizes.affine import fit_formula
@@ -67,6 +69,16 @@ class SizeTable:
         """Return the maximum of the size with these values at the points; `sys.maxsize` if it is unknown."""
         size = self.size(values)
         return sys.maxsize if size is None else at_most(size)
+
+    def has_one_remainder(self, values: Sequence[int], divisor: int) -> bool:
+        """Return whether the size with these values leaves one remainder by a divisor, at all sizes."""
+        size = self.size(values)
+        if divisor == 1 or isinstance(size, int):
+            return True
+        if size is None:
+            return False
+        remainder = PythonMod(size.node.expr, sympy.Integer(divisor))
+        return holds(sympy.Eq(remainder, values[0] % divisor), self.ranges)
 
     def formula(
         self, values: Sequence[int], others: Sequence[Sequence[int]]

@@ -15,7 +15,7 @@ from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import clone, paddings, permute, start_of, view
+from dimorder.targets.rows import clone, paddings, permute, view
 from dimorder.targets.table import Arguments, Row
 
 aten = torch.ops.aten
@@ -28,16 +28,10 @@ MAX_PADDED = 5  # dimensions of PADV2, and of PAD by LiteRT's own kernels
 # -- parts: values to values -------------------------------------------------------------------------------
 
 
-def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int, step: int = 1) -> LiteRtValue:
+def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int) -> LiteRtValue:
     """Return `length` elements from `start` on of one dimension."""
-    if length == x.shape[dim] and step == 1:
+    if length == x.shape[dim]:
         return x
-    if step != 1:
-        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-        ends = [*x.shape[:dim], start + (length - 1) * step + 1, *x.shape[dim + 1 :]]
-        starts, steps = ([other] * len(ends) for other in (0, 1))
-        starts[dim], steps[dim] = start, step
-        return w.op("STRIDED_SLICE", [x, w.sizes(starts), w.sizes(ends), w.sizes(steps)], shape)
     return w.slice(x, dim, start, length, in_rows=len(x.shape) > MAX_SLICED)
 
 
@@ -102,7 +96,12 @@ def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     dim, size = a.dim % len(x.shape), x.shape[a.dim]
     if size == a.shape[dim] and size in w.varying:  # it may be shorter at another size
         return w.op("SLICE", [x, w.sizes([0] * len(x.shape)), w.sizes(x.shape)], x.shape)
-    return slice_(w, x, dim, start_of(a, size), a.shape[dim], a.step)
+    start, end, step = slice(a.start, a.end, a.step).indices(size)
+    if step == 1:
+        return slice_(w, x, dim, start, a.shape[dim])
+    starts, ends, steps = [0] * len(x.shape), [*x.shape], [1] * len(x.shape)
+    starts[dim], ends[dim], steps[dim] = start, end, step
+    return w.op("STRIDED_SLICE", [x, *map(w.sizes, (starts, ends, steps))], a.shape)
 
 
 def _slice_constant(w: LiteRtWriter, a: Arguments) -> LiteRtValue:

@@ -121,7 +121,7 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     dims = {d for d in dims if x.shape[d] != 1}
     if not dims:
         return x
-    if len(x.shape) == 4 and dims == {1, 2}:
+    if len(x.shape) == 4 and dims == {1, 2} and (mean or is_fixed(x.shape[1:3])):
         return times(w, mean_over_space(w, x), 1 if mean else math.prod(x.shape[1:3]))
     first, last = last_run(x.shape, dims)
     outer, size, inner = (

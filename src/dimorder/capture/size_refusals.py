@@ -1,0 +1,113 @@
+"""Say in the user's words which dynamic sizes a network does not take; torch.export speaks of its guards."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+_FIXED = re.compile(r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)")
+_GUARD = re.compile(
+    r"Not all values of (\S+) = (L\[.+?\]\.size\(\)\[\d+\]) in the specified range (.+?) "
+    r"satisfy the generated guard (.+?)\.?$"
+)
+_EQUAL = re.compile(
+    r"The values of (\S+) = (L\[.+?\]\.size\(\)\[\d+\]) and (\S+) = (L\[.+?\]) must always be equal"
+)
+_SIZE = re.compile(r"L\['(\w+)'\](\S*?)\.size\(\)\[(\d+)\]")
+_UNDECIDED = ("Expected an equality constraint", "Expected op to be '=='")  # assertions of torch's solver
+
+_NO_PLACES: Mapping[str, str] = MappingProxyType({})
+
+
+def unfit_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if torch's text refuses dynamic sizes; else None.
+
+    `places` says where each dynamic size is, by its name.
+
+    >>> text = "Constraints violated (H)!\\n  - You marked H as dynamic but your code specialized it to be a "
+    >>> print(*unfit_sizes(text + "constant (8).", {"H": "dim 2 of x"}), sep="\\n")
+    the network takes one size alone: H = 8 (dim 2 of x)
+    give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape
+    """
+    if any(each in text for each in _UNDECIDED):
+        return (
+            "operators that ask something of a dynamic size which holds for some of its sizes alone",
+            "narrow the range, or fix the size",
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    if "Constraints violated" not in text or not reasons:
+        return None
+    fixed = list(dict.fromkeys(match.groups() for each in reasons if (match := _FIXED.search(each))))
+    if fixed:
+        named = ", ".join(f"{name} = {size}{_at(name, places)}" for name, size in fixed)
+        sizes = "one size" if len(fixed) == 1 else "these sizes"
+        fix = "give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape"
+        return f"the network takes {sizes} alone: {named}", fix
+    after = lines[lines.index("Suggested fixes:") + 1 :] if "Suggested fixes:" in lines else []
+    other = "give both the same Dim" if _EQUAL.search(reasons[0]) else "narrow the range, or fix the size"
+    suggested = ", ".join(itertools.takewhile(bool, after))
+    fixes = f"give sizes that the network takes: {suggested}" if suggested else other
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{_reason(reasons[0], places)}{more}", fixes
+
+
+def _reason(text: str, places: Mapping[str, str]) -> str:
+    """Return one of torch's reasons with the names of sizes, and with their places."""
+    guard, equal = _GUARD.search(text), _EQUAL.search(text)
+    if guard is not None:
+        name, size, sizes, claim = guard.groups()
+        claim = _SIZE.sub(_place, claim.replace(size, name))
+        return f"the network needs {claim}, which not all {sizes} satisfy{_at(name, places, size)}"
+    if equal is not None:
+        one, first, other, second = equal.groups()
+        return (
+            f"the network needs {one}{_at(one, places, first)} equal to {other}{_at(other, places, second)}"
+        )
+    return _SIZE.sub(_place, text)
+
+
+def _place(size: re.Match[str]) -> str:
+    return f"dim {size[3]} of {size[1]}{size[2]}"
+
+
+def _at(name: str, places: Mapping[str, str], size: str = "") -> str:
+    """Return where a dynamic size is, as torch or as the caller's dynamic shapes say it."""
+    place = _SIZE.sub(_place, size) or places.get(name.rpartition("*")[2], "")
+    return f" ({place})" if place else ""
+
+
+def places_of(model: torch.nn.Module, dynamic_shapes: Any) -> dict[str, str]:
+    """Return where each dynamic size is among the inputs, by its name: `dim 2 of x`.
+
+    >>> places_of(torch.nn.ReLU(), ({2: 4 * torch.export.Dim("H")},))
+    {'H': 'dim 2 of input'}
+    """
+    names = inspect.signature(model.forward).parameters
+    is_named = isinstance(dynamic_shapes, Mapping)
+    pairs = dynamic_shapes.items() if is_named else zip(names, dynamic_shapes or (), strict=False)
+    found: dict[str, list[str]] = {}
+    for name, shapes in pairs:
+        for place, dim in _dims(shapes, str(name)):
+            found.setdefault(getattr(dim, "root", dim).__name__, []).append(place)
+    return {name: ", ".join(dict.fromkeys(places)) for name, places in found.items()}
+
+
+def _dims(shapes: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(shapes, Mapping):
+        pairs = list(shapes.items())
+    elif isinstance(shapes, (list, tuple)):
+        pairs = list(enumerate(shapes))
+    else:
+        return
+    for key, each in pairs:
+        if isinstance(each, torch.export.Dim):
+            yield f"dim {key} of {place}", each
+        else:
+            yield from _dims(each, f"{place}[{key!r}]")
