@@ -146,7 +146,7 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
     ),
     Asserts: (
         "torch.export of {name} ({line})",
-        "AssertionError: raise AssertionError  # here",
+        "AssertionError: raise AssertionError # here",
         "make the module exportable, and check --input shapes",
     ),
     WritesItsInput: ("user input x ({line})", "the program writes to it", KEEP),
