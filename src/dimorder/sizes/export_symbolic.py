@@ -71,7 +71,7 @@ def export_symbolic(
     return SymbolicProgram(exported, leaves, *_symbols(exported, leaves, names))
 
 
-class _NamedDim(Dim):  # type: ignore[misc]
+class _NamedDim(Dim):
     """A dynamic size whose name is a name alone: torch 2.13 reads N, O, Q and S as functions of sympy."""
 
     def _derived_name(self, derive: Callable[[Any], Any]) -> str:
