@@ -89,6 +89,18 @@ class WritesItsWeight(nn.Module):
         return self.weight.add_(x) * 2  # here
 
 
+class Drops(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.1) * 2  # here
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] % 4:
+            raise AssertionError  # here
+        return x * 2
+
+
 BY_DATA = (
     "torch.export of {name} ({line})",
     "Python decides by the elements of a tensor, in an `if`, a loop or a size",
@@ -126,6 +138,16 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
         "scan ({line})",
         "control flow: a function that is scanned over a dimension",
         "unroll it in Python, or lower one step that keeps what it carries in a buffer",
+    ),
+    Drops: (
+        "aten.dropout ({line})",
+        "random numbers",
+        "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training",
+    ),
+    Asserts: (
+        "torch.export of {name} ({line})",
+        "AssertionError: raise AssertionError # here",
+        "make the module exportable, and check --input shapes",
     ),
     WritesItsInput: ("user input x ({line})", "the program writes to it", KEEP),
     WritesItsWeight: ("parameter weight ({line})", "the program writes to it", KEEP),

@@ -44,6 +44,14 @@ class Ids(nn.Module):
         return self.table(ids) * mask[..., None]
 
 
+class Scaled(nn.Module):
+    """Takes tensors in a list, and tensors by any name."""
+
+    def forward(self, *scales: Tensor, **batch: Tensor) -> Tensor:
+        image = batch.get("image", torch.ones(1))
+        return torch.stack([(scale * image).mean() for scale in scales])
+
+
 class Unruly(nn.Module):
     """A matrix inverse, which no rule knows, between two convolutions."""
 

@@ -106,6 +106,33 @@ def test_a_command_that_runs_a_network_wants_numbers(capfd) -> None:
     assert "the symbol N, where one size is needed" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("letter", ["N", "S"])
+def test_a_letter_that_sympy_knows_has_multiples(letter: str, capfd) -> None:
+    argv = ["plan", f"{HERE}:Tiny", "--input", f"{letter}x3x5x7", "--range", f"{letter}=2..8:2"]
+    assert main([*argv, "--target", "torch"]) == 0
+    assert f"sizes   {letter} = 2 … 8 in steps of 2" in capfd.readouterr().out
+
+
+def test_tensors_in_a_list_have_symbols(capfd) -> None:
+    argv = ["plan", f"{HERE}:Scaled", "--input", "Lx4", "--input", "3xL", "--range", "L=2..9"]
+    assert main([*argv, "--target", "torch"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [" ".join(line.split()[:5]) for line in lines[:2]] == [
+        "input scales_0 L x 4",
+        "input scales_1 3 x L",
+    ]
+
+
+def test_symbols_of_tensors_by_any_name_are_refused(capfd) -> None:
+    argv = ["plan", f"{HERE}:Scaled", "--input", "3x4", "--input", "image=Nx3x4", "--target", "torch"]
+    assert main(argv) == 1
+    assert capfd.readouterr().err.splitlines()[-3:] == [
+        "torch.export of Scaled",
+        "  found: dynamic sizes of tensors that forward takes by any name; torch.export lacks these",
+        "  fix: name them: def forward(self, ids, mask), and not **batch",
+    ]
+
+
 def test_an_exported_program_brings_its_symbols(tmp_path: Path, capfd) -> None:
     file, made = tmp_path / "net.pt2", tmp_path / "net.pte"
     module = networks.Tiny().eval()

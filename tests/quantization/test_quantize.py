@@ -191,3 +191,31 @@ def test_a_transposed_convolution_that_stays_in_float_is_refused_with_the_recipe
     said = r"in longer\)\n  found: a weight that is not quantised\n.*, as dimorder.quantize does,"
     with pytest.raises(dimorder.DimorderError, match=said):
         dimorder.lower(quantised, (x,), target="tosa")
+
+
+class Positioned(nn.Module):
+    """Ids with positions that begin at 2 or, after what is not padding, at 1: as BART and RoBERTa count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places, self.head = nn.Embedding(20, 8), nn.Embedding(16, 8), nn.Linear(8, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        counted = ids.ne(1).int().cumsum(1) * 3 + 1
+        places = torch.arange(ids.shape[1]) + 2
+        return self.head(self.words(ids) + self.places(places) + self.places(counted % 16))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_integer_arithmetic_stays_integer(target: str) -> None:
+    if target == "litert":
+        pytest.importorskip("ai_edge_litert")
+    draw = torch.Generator().manual_seed(2)
+    examples = [torch.randint(0, 20, (2, 7), generator=draw) for _ in range(6)]
+    quantised = dimorder.quantize(Positioned().eval(), examples, target=target)
+    (found,) = quantised.compare(dimorder.lower(quantised, target=target))
+    assert found.quanta <= 1 and found.snr_db > 25
+    numbers = [node.args[1] for node in quantised.module.graph.nodes if "add" in str(node.target)]
+    assert numbers[:1] != [] and {1, 2} <= {number for number in numbers if isinstance(number, int)}
+    assert not [name for name, _ in quantised.module.named_buffers() if name.startswith("_tensor_constant")]

@@ -125,8 +125,13 @@ def test_shapes_in_another_form_than_the_call_are_refused_with_torchs_reason() -
             return xs[0] + xs[1]
 
     batch, x = Dim("N", min=2, max=16), torch.ones(4, 3)
-    with pytest.raises(UnsupportedError, match="of Sum"):
+    with pytest.raises(UnsupportedError, match="of Sum") as refused:
         dimorder.lower(Sum(), (x, x), dynamic_shapes=({0: batch}, {0: batch}))
+    assert str(refused.value).splitlines()[1:] == [
+        "  found: dynamic_shapes of another structure than the arguments: `inputs` has 1 elements, "
+        "but `dynamic_shapes` has 2 elements",
+        "  fix: give an entry for each argument, {dim: Dim} or None, and a tuple of them for *args",
+    ]
     lowered = dimorder.lower(Sum(), (x, x), dynamic_shapes=(({0: batch}, {0: batch}),))
     assert lowered.run(x[:2], x[:2]).shape == (2, 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -18,6 +18,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from dimorder.capture.equal_parts import EqualParts
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.capture.state import unchanged
@@ -80,7 +81,8 @@ def _exported(
 ) -> ExportedProgram:
     if dynamic_shapes is not None:
         _forget_conds()
-    with torch.no_grad(), eval_mode(model), unchanged(model):
+    parts = nullcontext() if dynamic_shapes is None else EqualParts()
+    with torch.no_grad(), eval_mode(model), unchanged(model), parts:
         return torch.export.export(
             model,
             *clone_repeated_tensors(tuple(args), dict(kwargs or {})),

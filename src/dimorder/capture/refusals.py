@@ -6,6 +6,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +48,13 @@ _CONTROL_FLOW: Mapping[str, tuple[str, str]] = MappingProxyType(
 _BY_DATA = (
     "Python decides by the elements of a tensor, in an `if`, a loop or a size",
     "choose by torch.where, or compute what decides before the export",
+)
+
+
+# What to do about random numbers, by the operator that draws them; for others they become an input.
+_DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training"
+_RANDOM: Mapping[str, str] = MappingProxyType(
+    {f"aten.{name}.default": _DROPPED for name in ("dropout", "feature_dropout", "alpha_dropout")}
 )
 
 
@@ -108,19 +116,22 @@ def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
 
 def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any = None) -> UnsupportedError:
     """Return the error for a network that torch.export cannot export, in three lines."""
-    line = next(_source_lines(error), "")
-    place = f"torch.export of {type(model).__name__}" + (f" ({line})" if line else "")
+    frame = next(_source_frames(error), None)
+    line = "" if frame is None else f" ({Path(frame.filename).name}:{frame.lineno})"
+    place = f"torch.export of {type(model).__name__}{line}"
     message = str(error).strip()
-    reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
+    code = "" if frame is None else frame.line  # an assertion without a text has its own
+    reason = next((line for line in message.splitlines() if line.strip()), code or "no more is known")
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
-    sizes = unfit_sizes(message, places_of(model, dynamic_shapes))
-    known = _unknown_class(reason) or sizes or _computed_size(message)
+    sizes = partial(unfit_sizes, places=places_of(model, dynamic_shapes))
+    found = (read(message) for read in (_unknown_class, sizes, _computed_size, _structure, _any_name))
+    known = next(filter(None, found), None)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
 
-def _source_lines(error: BaseException | None) -> Iterator[str]:
-    """Yield the lines of the user's source where an error and its causes came from."""
+def _source_frames(error: BaseException | None) -> Iterator[traceback.FrameSummary]:
+    """Yield the frames of the user's source where an error and its causes came from."""
     own = str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<"
     library = sysconfig.get_path("stdlib")
     while error is not None:
@@ -128,7 +139,7 @@ def _source_lines(error: BaseException | None) -> Iterator[str]:
             path = frame.filename
             built_in = path.startswith(library) and "site-packages" not in path
             if not (built_in or path.startswith(own)):
-                yield f"{Path(path).name}:{frame.lineno}"
+                yield frame
                 break
         error = error.__cause__ or error.__context__
 
@@ -143,9 +154,28 @@ def _computed_size(text: str) -> tuple[str, str] | None:
     )
 
 
-def _unknown_class(reason: str) -> tuple[str, str] | None:
+def _structure(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if dynamic shapes have another structure than the arguments."""
+    match = re.match(r"Detected mismatch between the structure of \S+ and \S+: (.*)", text)
+    if match is None:
+        return None
+    fix = "give an entry for each argument, {dim: Dim} or None, and a tuple of them for *args"
+    return f"dynamic_shapes of another structure than the arguments: {match[1]}", fix
+
+
+def _any_name(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if torch 2.13 loses the names of dynamic arguments."""
+    if "Must provide a tree_name" not in text:
+        return None
+    return (
+        "dynamic sizes of tensors that forward takes by any name; torch.export lacks these",
+        "name them: def forward(self, ids, mask), and not **batch",
+    )
+
+
+def _unknown_class(text: str) -> tuple[str, str] | None:
     """Return what was found, and what to do, if torch.export does not know a value's class."""
-    match = re.match(r"Found <class '([\w.]+)'> in (output|input)", reason)
+    match = re.match(r"Found <class '([\w.]+)'> in (output|input)", text)
     if match is None:
         return None
     name, side = match[1].rsplit(".", 1)[-1], match[2]
@@ -160,4 +190,5 @@ def refuse_random(module: torch.fx.GraphModule) -> None:
     """Refuse a captured graph that draws random numbers."""
     for node in module.graph.nodes:
         if node.op == "call_function" and is_random(node.target, node.args, node.kwargs):
-            raise UnsupportedError(operator_at(node), "random numbers", "make them an input")
+            fix = _RANDOM.get(str(node.target), "make them an input")
+            raise UnsupportedError(operator_at(node), "random numbers", fix)

@@ -90,8 +90,9 @@ def places_of(model: torch.nn.Module, dynamic_shapes: Any) -> dict[str, str]:
     {'H': 'dim 2 of input'}
     """
     names = inspect.signature(model.forward).parameters
+    listed = dynamic_shapes if isinstance(dynamic_shapes, (list, tuple)) else ()
     is_named = isinstance(dynamic_shapes, Mapping)
-    pairs = dynamic_shapes.items() if is_named else zip(names, dynamic_shapes or (), strict=False)
+    pairs = dynamic_shapes.items() if is_named else zip(names, listed, strict=False)
     found: dict[str, list[str]] = {}
     for name, shapes in pairs:
         for place, dim in _dims(shapes, str(name)):

@@ -88,8 +88,9 @@ def dynamic_shapes(
     if not known:
         return None
     import torch
+    from torch.utils import _pytree as pytree
 
-    from dimorder.sizes.symbolic_program import dims_of
+    from dimorder.sizes.export_symbolic import dims_of
 
     dims = dims_of(known.values())
     positional_first = sorted(inputs, key=lambda option: option.name is not None)
@@ -99,7 +100,4 @@ def dynamic_shapes(
     }
     bound = inspect.signature(models.runnable(model).forward).bind(*args, **kwargs).arguments
 
-    def shapes(value: Any) -> Any:
-        return dims_of_tensor[id(value)] if isinstance(value, torch.Tensor) else tuple(map(shapes, value))
-
-    return {name: shapes(value) for name, value in bound.items()}
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: dims_of_tensor[id(tensor)], bound)

@@ -23,6 +23,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from dimorder.graph.nodes import bound, set_meta
 from dimorder.physical.wasted_levels import clamp_range
+from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 
 _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
@@ -32,7 +33,8 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
     """Another quantizer, whose annotations of values that are only clamped move to the clamps.
 
     A value that is padded with zeros shares the range of its operand. Transposed convolutions of one
-    dimension become those of two first. In groups, they have a scale for each output channel.
+    dimension become those of two first. In groups, they have a scale for each output channel. Integer
+    arithmetic stays as it is.
     """
 
     def __init__(self, quantizer: Any) -> None:
@@ -41,7 +43,9 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         widen_transposed(model)
+        integers = arguments_of_integers(model)
         transformed: GraphModule = self.quantizer.transform_for_annotation(model)
+        restore_arguments(transformed, integers)
         return transformed
 
     def annotate(self, model: GraphModule) -> GraphModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,27 @@ def export_symbolic(
         raise UsageError("args", "neither given nor in the program", "give example arguments")
     leaves = tuple(arguments(exported, *call))
     return SymbolicProgram(exported, leaves, *_symbols(exported, leaves, names))
+
+
+class _NamedDim(Dim):
+    """A dynamic size whose name is a name alone: torch 2.13 reads N, O, Q and S as functions of sympy."""
+
+    def _derived_name(self, derive: Callable[[Any], Any]) -> str:
+        return str(derive(sympy.Symbol(self.__name__)))
+
+
+def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
+    """Return bounded dynamic sizes as torch.export wants them, by their names: a `Dim`, or a multiple of one.
+
+    >>> print(dims_of([Symbol("N", 64, 256, 32)])["N"])
+    32*N
+    """
+    dims: dict[str, Any] = {}
+    for symbol in symbols:
+        assert symbol.maximum is not None
+        root = _NamedDim(symbol.name, min=symbol.minimum // symbol.step, max=symbol.maximum // symbol.step)
+        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    return dims
 
 
 def _has_symbols(exported: ExportedProgram) -> bool:

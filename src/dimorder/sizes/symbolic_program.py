@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 import torch
 from torch._guards import detect_fake_mode
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -310,20 +310,6 @@ class SymbolicProgram:
             for value in values
             if isinstance(value, torch.Tensor)
         ]
-
-
-def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
-    """Return bounded dynamic sizes as torch.export wants them, by their names: a `Dim`, or a multiple of one.
-
-    >>> print(dims_of([Symbol("H", 64, 256, 32)])["H"])
-    32*H
-    """
-    dims: dict[str, Any] = {}
-    for symbol in symbols:
-        least, most = (end // symbol.step for end in _ends(symbol))
-        root = Dim(symbol.name, min=least, max=most)
-        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
-    return dims
 
 
 def format_point(point: Point) -> str:

@@ -11,8 +11,8 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX, DynamicSize
 from dimorder.sizes.affine import fit_quotient, fit_sum
+from dimorder.sizes.export_symbolic import dims_of
 from dimorder.sizes.size_table import SizeTable
-from dimorder.sizes.symbolic_program import dims_of
 from dimorder.targets.delegate import SizeFormula
 
 aten = torch.ops.aten

@@ -150,18 +150,22 @@ def _keep_unfit_sizes_outside(plan: Partition) -> None:
 
 
 def _is_planned_outside(node: Node, plan: Partition) -> bool:
-    """Return whether a call belongs to an operator that the plan has outside.
+    """Return whether a call belongs to an operator that the plan has outside."""
+    return origin_of(node).get("outside", False) and not _runs_on_either_side(node, plan)
 
-    Views run on either side. So do slices: the plan asks for them with merged dimensions, and a neighbour may
-    keep these apart.
+
+def _runs_on_either_side(node: Node, plan: Partition) -> bool:
+    """Return whether the plan does not decide if a call runs in the delegate or outside.
+
+    It does not for views. Nor does it for slices: it asks for them with merged dimensions, and a neighbour
+    may keep these apart.
     """
-    is_either = plan.operators.is_relabel(node) or node.target is torch.ops.aten.slice.Tensor
-    return origin_of(node).get("outside", False) and not is_either
+    return plan.operators.is_relabel(node) or node.target is torch.ops.aten.slice.Tensor
 
 
 def _require_planned_outside(node: Node, plan: Partition) -> None:
     origin = origin_of(node)
-    if "site" in origin and not origin.get("outside") and not plan.operators.is_relabel(node):
+    if "site" in origin and not origin.get("outside") and not _runs_on_either_side(node, plan):
         reason = plan.operators.supports(node, plan.constants)
         reason = reason or unfit_sizes(node, plan.operators, plan.constants, plan.dynamic)
         place = f"{node} ({operator_name(node)}) of the physical program for xnnpack"
