@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import add_constant, args_of, call_before
+from dimorder.graph.nodes import add_constant, args_of
+from dimorder.graph.prediction import add_predicted
 from dimorder.graph.quantized import Scaled
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.table import elements_of
@@ -85,17 +86,11 @@ class Linear:
 
     def with_constants(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
         """Write the same call before it with new constants, whose names end in `name`."""
-        graph = self.node.graph
-        with graph.inserting_before(self.node):
+        with self.node.graph.inserting_before(self.node):
             weight_node = self.add_constant(name, weight)
             bias_node = None if bias is None else self.add_constant(f"{name}_bias", bias)
             given = (weight_node,) if bias_node is None and not self.options else (weight_node, bias_node)
-        shape = list(shape_of(self.node))
-        shape[self.features] = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
-        value = self.node.meta["val"].new_empty(shape)
-        return call_before(
-            self.node, self.node.target, (self.node.args[0], *given, *self.options), value=value
-        )
+            return add_predicted(self.node, self.node.target, self.node.args[0], *given, *self.options)
 
     def add_constant(self, role: str, value: Tensor) -> Node:
         """Write a constant of the weight's type where the graph inserts, named after the weight and role."""

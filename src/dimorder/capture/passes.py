@@ -18,10 +18,11 @@ from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
-from dimorder.graph.nodes import CUTS, add_meta, args_of, call_before, replace_node
+from dimorder.graph.nodes import CUTS, add_meta, args_of, replace_node
 from dimorder.graph.passes import Pass
+from dimorder.graph.prediction import add_predicted
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
-from dimorder.graph.tracing import is_random, shape_of, without_data
+from dimorder.graph.tracing import is_random, shape_of
 from dimorder.ops.table import OPERATORS
 
 aten = torch.ops.aten
@@ -128,15 +129,14 @@ def _crop(cut: Node) -> None:
     if x.target is aten.constant_pad_nd.default and len(x.users) == 1 and not any(x.args[2:]):  # of a crop
         sides = list(map(sum, itertools.zip_longest(sides, x.args[1], fillvalue=0)))
         x = x.args[0]
-    value = without_data(torch.nn.functional.pad(x.meta["val"], sides))
-    padded = call_before(cut, aten.constant_pad_nd.default, (x, sides, 0.0), like=conv, value=value)
-    args = (padded, weight, bias, stride, amounts, dilation, transposed, output_padding, groups)
-    cropped: Node = conv
-    for node in (conv, *between):
-        operands = args if node is conv else (cropped, *node.args[1:])
-        value = node.meta["val"].new_empty(shape_of(cut))
-        cropped = call_before(cut, node.target, operands, like=node, value=value)
-        add_meta(cropped, {CUTS: (*node.meta.get(CUTS, ()), (dim, start, end))})
+    with cut.graph.inserting_before(cut):
+        padded = add_predicted(conv, aten.constant_pad_nd.default, x, sides, 0.0)
+        args = (padded, weight, bias, stride, amounts, dilation, transposed, output_padding, groups)
+        cropped: Node = conv
+        for node in (conv, *between):
+            operands = args if node is conv else (cropped, *node.args[1:])
+            cropped = add_predicted(node, node.target, *operands)
+            add_meta(cropped, {CUTS: (*node.meta.get(CUTS, ()), (dim, start, end))})
     cut.replace_all_uses_with(cropped)
 
 

@@ -6,12 +6,12 @@ XNNPACK derives only one size of a reshape. A slice takes one head, and a concat
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import add_call, args_of
+from dimorder.graph.nodes import args_of
+from dimorder.graph.prediction import add_predicted
 from dimorder.graph.tracing import shape_of
 
 aten = torch.ops.aten
@@ -56,14 +56,14 @@ def _split(reshape: Node, most: int) -> None:
     with reshape.graph.inserting_before(reshape):
         wide = reshaped(reshape, value, [*outer, 1, rows, count * size])
         cuts = [(wide, rank - 1, i * size, (i + 1) * size, 1) for i in range(count)]
-        pieces = [call_like(reshape, aten.slice.Tensor, [*outer, 1, rows, size], *cut) for cut in cuts]
-        heads = call_like(reshape, aten.cat.default, [*outer, count, rows, size], pieces, rank - 3)
+        pieces = [add_predicted(reshape, aten.slice.Tensor, *cut) for cut in cuts]
+        heads = add_predicted(reshape, aten.cat.default, pieces, rank - 3)
     swapped = _swapped(rank)
     for permute in permutes:
         order, moved = [swapped[d] for d in args_of(permute)[1]], heads
         if order != list(range(rank)):
             with reshape.graph.inserting_before(permute):
-                moved = call_like(permute, aten.permute.default, shape_of(permute), heads, order)
+                moved = add_predicted(permute, aten.permute.default, heads, order)
         permute.replace_all_uses_with(moved)
 
 
@@ -84,27 +84,20 @@ def _merge(reshape: Node, most: int) -> None:
     if turned.target is not aten.permute.default or rank < 3 or list(args_of(turned)[1]) != _swapped(rank):
         return
     value = args_of(turned)[0]
-    *_, count, _, size = shape_of(value)
+    count = shape_of(value)[-3]
     if shape_of(turned)[:-2] != shape[:-1] or count > most:
         return
     with reshape.graph.inserting_before(reshape):
-        piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]
         joined = value
         if count > 1:
             cuts = [(value, rank - 3, i, i + 1, 1) for i in range(count)]
-            pieces = [call_like(value, aten.slice.Tensor, piece, *cut) for cut in cuts]
-            wide = [*piece[:-1], count * size]
-            joined = call_like(reshape, aten.cat.default, wide, pieces, rank - 1)
+            pieces = [add_predicted(value, aten.slice.Tensor, *cut) for cut in cuts]
+            joined = add_predicted(reshape, aten.cat.default, pieces, rank - 1)
         joined = reshaped(reshape, joined, shape)
     reshape.replace_all_uses_with(joined)
-
-
-def call_like(like: Node, target: Any, shape: Sequence[int], *args: Any) -> Node:
-    """Write a call whose result has the type of another node's, and this shape."""
-    return add_call(like.graph, target, args, like=like, value=like.meta["val"].new_empty(shape))
 
 
 def reshaped(like: Node, value: Node, shape: Sequence[int]) -> Node:
     """Write a reshape of a value, if its shape differs."""
     same = shape_of(value) == tuple(shape)
-    return value if same else call_like(like, aten.reshape.default, shape, value, list(shape))
+    return value if same else add_predicted(like, aten.reshape.default, value, list(shape))

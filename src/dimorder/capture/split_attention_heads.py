@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.linears import Linear, constant, is_relabel, linear_before, scaled_inputs
-from dimorder.capture.slice_attention_heads import call_like, is_stuck, reshaped
+from dimorder.capture.slice_attention_heads import is_stuck, reshaped
 from dimorder.graph.nodes import args_of, only_reader, replace_node
+from dimorder.graph.prediction import add_predicted
 from dimorder.graph.tracing import FLOATS, shape_of
 
 aten = torch.ops.aten
@@ -193,17 +194,16 @@ def _split(linear: Linear, heads: _Heads) -> None:
     read, graph, end = args_of(linear.node)[0], linear.node.graph, heads.moves[-1]
     *outer, rows = [size for _, size in heads.rows]
     inputs, ones = linear.weight.shape[1], [1] * len(outer)
-    shape = [*outer, heads.count, rows, heads.size]
     with graph.inserting_before(end):
         x = reshaped(linear.node, _in_order(linear.node, read, heads.rows), [*outer, 1, rows, inputs])
         apart = linear.weight.reshape(*ones, heads.count, heads.size, inputs).transpose(-2, -1)
-        y = call_like(linear.node, aten.matmul.default, shape, x, linear.add_constant("heads", apart))
+        y = add_predicted(linear.node, aten.matmul.default, x, linear.add_constant("heads", apart))
         if linear.bias is not None:
             bias = linear.add_constant("heads_bias", linear.bias.reshape(*ones, heads.count, 1, heads.size))
-            y = call_like(linear.node, aten.add.Tensor, shape, y, bias)
+            y = add_predicted(linear.node, aten.add.Tensor, y, bias)
         if heads.turned:
             swap = [*range(len(outer) + 1), len(outer) + 2, len(outer) + 1]
-            y = call_like(linear.node, aten.permute.default, [shape[d] for d in swap], y, swap)
+            y = add_predicted(linear.node, aten.permute.default, y, swap)
         end.replace_all_uses_with(reshaped(linear.node, y, shape_of(end)))
 
 
@@ -214,7 +214,7 @@ def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
         return read
     shape = [*(rows[i][1] for i in stored), shape_of(read)[-1]]
     dims = [*(stored.index(i) for i in range(len(rows))), len(rows)]
-    return call_like(like, aten.permute.default, [shape[d] for d in dims], reshaped(like, read, shape), dims)
+    return add_predicted(like, aten.permute.default, reshaped(like, read, shape), dims)
 
 
 # -- views

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 from dimorder.capture.linears import Linear, is_relabel
-from dimorder.graph.nodes import args_of, copy_meta
+from dimorder.capture.slice_attention_heads import reshaped
+from dimorder.graph.nodes import args_of
+from dimorder.graph.prediction import add_predicted
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.table import elements_of
 
@@ -128,17 +130,14 @@ def _before(move: Node, part: _Part) -> _Part | None:
 def _write(path: list[Node], piece: Node) -> None:
     """Write the same moves for one piece, in place of the slice."""
     *moves, cut = path
-    graph, count = cut.graph, shape_of(cut)[args_of(cut)[1]]
-    with graph.inserting_before(cut):
+    count = shape_of(cut)[args_of(cut)[1]]
+    with cut.graph.inserting_before(cut):
         for move, part in zip(moves, _parts(path)[1:], strict=True):
-            shape = list(shape_of(move))
-            shape[part.dim] = shape[part.dim] // part.size * count
             if move.target is aten.reshape.default:
-                if tuple(shape) == shape_of(piece):
-                    continue
-                piece = graph.call_function(move.target, (piece, shape))
+                shape = list(shape_of(move))
+                shape[part.dim] = shape[part.dim] // part.size * count
+                piece = reshaped(move, piece, shape)
             else:
-                (read,) = move.all_input_nodes
-                piece = graph.node_copy(move, {read: piece}.__getitem__)
-            copy_meta(piece, move, move.meta["val"].new_empty(shape))
+                args, kwargs = map_arg((move.args, move.kwargs), {move.all_input_nodes[0]: piece}.__getitem__)
+                piece = add_predicted(move, move.target, *args, **kwargs)
     cut.replace_all_uses_with(piece)

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.branches import Branches, has_branches
 from dimorder.graph.interpreter import GraphRun, GraphWithTensors
 from dimorder.graph.nodes import call_after, copy_meta, replace_node, set_value
-from dimorder.graph.tracing import predict
+from dimorder.graph.prediction import predict
 
 
 class _Verifier(TrainingIRVerifier):

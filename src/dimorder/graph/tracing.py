@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from dimorder.graph.nodes import (
     source_of,
 )
 from dimorder.graph.pairs import Pair, is_pair
+from dimorder.graph.prediction import results_of, without_data
 from dimorder.graph.quantized import evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
@@ -207,9 +208,8 @@ class Tracer:
 
     def _copied(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
-        metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
         try:
-            value = pytree.tree_map_only(torch.Tensor, without_data, predict(target, *metas))
+            value = results_of(target, *nodes)
         except NotImplementedError as error:
             found = "torch has no rule for the shapes of its results"
             raise UnsupportedError(str(target), found, "replace it in the module") from error
@@ -324,46 +324,6 @@ def out_of_place(target: Any) -> Any:
         if not schema.is_mutable and [str(argument.real_type) for argument in schema.arguments] == takes:
             return overload
     return None
-
-
-def without_data(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense meta tensor of the same shape and dtype.
-
-    Predicted strides can be wrong, and would make later views fail.
-    """
-    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
-
-
-def predict(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the results of a call on meta tensors; calls of an operator on equal shapes are made once.
-
-    >>> x = torch.empty(2, 3, device="meta")
-    >>> predict(torch.ops.aten.sum.dim_IntList, (x, [1]), {}).shape
-    torch.Size([2])
-    """
-    if not isinstance(target, torch._ops.OpOverload):  # it may own weights, which no cache may keep
-        with torch.no_grad():
-            return target(*args, **kwargs)
-    leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    return _predict(target, tuple(map(_described, leaves)), tree)
-
-
-@lru_cache(maxsize=4096)
-def _predict(target: Any, leaves: tuple[Any, ...], tree: pytree.TreeSpec) -> Any:
-    held = [
-        torch.empty_strided(*leaf[1:3], dtype=leaf[3], device="meta") if leaf[0] is torch.Tensor else leaf[1]
-        for leaf in leaves
-    ]
-    args, kwargs = pytree.tree_unflatten(held, tree)
-    with torch.no_grad():
-        return target(*args, **kwargs)
-
-
-def _described(leaf: Any) -> tuple[Any, ...]:
-    """Return what the shape of a result may depend on, with the type: 1 equals True."""
-    if isinstance(leaf, torch.Tensor):
-        return torch.Tensor, tuple(leaf.shape), leaf.stride(), leaf.dtype
-    return type(leaf), leaf
 
 
 def shape_of(value: Value) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import add_constant, set_value
-from dimorder.graph.tracing import predict, without_data
+from dimorder.graph.prediction import predict, without_data
 from dimorder.ops.builder import AxisGroup, Builder, Physical
 from dimorder.ops.call import Call
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site

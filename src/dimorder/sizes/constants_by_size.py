@@ -17,7 +17,7 @@ from torch.fx import Node
 from dimorder.capture.captured import Captured, Slices
 from dimorder.clock import Progress, report_each
 from dimorder.graph.nodes import EXPORTED, add_meta, set_value, source_of
-from dimorder.graph.tracing import without_data
+from dimorder.graph.prediction import without_data
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.sizes.merge_specializations import broadcast_row
 

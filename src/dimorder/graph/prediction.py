@@ -1,0 +1,71 @@
+"""Predict the results of calls from the shapes of their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from dimorder.graph.nodes import add_call
+
+
+def without_data(tensor: Tensor) -> Tensor:
+    """Return a dense meta tensor of the same shape and dtype.
+
+    Predicted strides can be wrong, and would make later views fail.
+    """
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def predict(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the results of a call on meta tensors; calls of an operator on equal shapes are made once.
+
+    >>> x = torch.empty(2, 3, device="meta")
+    >>> predict(torch.ops.aten.sum.dim_IntList, (x, [1]), {}).shape
+    torch.Size([2])
+    """
+    if not isinstance(target, torch._ops.OpOverload):  # it may own weights, which no cache may keep
+        with torch.no_grad():
+            return target(*args, **kwargs)
+    leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    return _predict(target, tuple(map(_described, leaves)), tree)
+
+
+@lru_cache(maxsize=4096)
+def _predict(target: Any, leaves: tuple[Any, ...], tree: pytree.TreeSpec) -> Any:
+    held = [
+        torch.empty_strided(*leaf[1:3], dtype=leaf[3], device="meta") if leaf[0] is Tensor else leaf[1]
+        for leaf in leaves
+    ]
+    args, kwargs = pytree.tree_unflatten(held, tree)
+    with torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def _described(leaf: Any) -> tuple[Any, ...]:
+    """Return what the shape of a result may depend on, with the type: 1 equals True."""
+    if isinstance(leaf, Tensor):
+        return Tensor, tuple(leaf.shape), leaf.stride(), leaf.dtype
+    return type(leaf), leaf
+
+
+def results_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the results of a call of nodes, without data."""
+    metas = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
+    return pytree.tree_map_only(Tensor, without_data, predict(target, *metas))
+
+
+def add_predicted(like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """Write a call where the graph of `like` inserts, with the metadata of `like` but the predicted results.
+
+    >>> from dimorder.graph.nodes import set_value
+    >>> x = set_value(torch.fx.Graph().placeholder("x"), torch.empty(2, 3, device="meta"))
+    >>> add_predicted(x, torch.ops.aten.sum.dim_IntList, x, [1]).meta["val"].shape
+    torch.Size([2])
+    """
+    return add_call(like.graph, target, args, kwargs, like=like, value=results_of(target, args, kwargs))
