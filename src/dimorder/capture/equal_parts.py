@@ -34,6 +34,8 @@ class EqualParts(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # the branches of torch.cond
+            return function(*args, **kwargs)
         if function in _DIVIDED_BY:
             x, count, dim = _DIVIDED_BY[function](*args, **kwargs)
             if _is_known(x.shape[dim]) and count and x.shape[dim] % count == 0:

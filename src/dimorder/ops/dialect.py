@@ -78,10 +78,10 @@ def _write_in_aten(
     mode = node.meta["val"].fake_mode
     guards = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
     with mode, torch.no_grad(), guards:
-        own = [
-            each.meta["val"].detach() for each in read
-        ]  # operands may share one tensor, and are told apart
-        traced = make_fx(run, pre_dispatch=True)(*own).graph
+        values = (each.meta["val"] for each in read)
+        # Operands that share one tensor would be taken for one.
+        apart = [value.detach() if isinstance(value, Tensor) else value for value in values]
+        traced = make_fx(run, pre_dispatch=True)(*apart).graph
     inner: dict[Node, Node] = dict(
         zip(traced.find_nodes(op="placeholder"), map(copies.__getitem__, read), strict=True)
     )
