@@ -271,7 +271,7 @@ MECHANISMS = {
         "torch",
         """
         x        3×5×14   NLC  input
-        slice    3×5×7    NLC  slice(x, dim 2, 0:13:2)
+        slice    3×5×7    NLC  slice(x, dim 2, 0:14:2)
         sum      3×5×1×7  NLC  sum(x as 3×5×2×7, dim 2, keepdim True)
         output0  3×5×7    NLC  slice
         output1  3×5×7    NLC  sum

@@ -34,7 +34,7 @@ class Capabilities:
             why not.
         implementations: The implementations that run on the target, as `operator/implementation`, of the
             operators that have several. The largest set comes first; the next set is used if there are too
-            many candidate orders.
+            many candidate orders. Attention is one operator for a target that lists `FUSED_ATTENTION`.
         max_rank: The highest rank of a transpose, with dimensions that stay together counted as one; None is
             unlimited.
         at_all_sizes: `at_all_sizes(call, constants, numbers)` is None if the target, which computes a call at
@@ -52,7 +52,6 @@ class Capabilities:
             are in `ops.parts`.
         in_float32: Wider types that the target computes in float32. Verification shows whether that is
             enough for a network.
-        fused: Operators that the target computes as they are, and that others have in simpler ones.
         in_pairs: Whether the target has no complex numbers, which are then written as pairs of real ones.
     """
 
@@ -68,7 +67,6 @@ class Capabilities:
     fixed_resizes: bool = False
     in_parts: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     in_float32: frozenset[torch.dtype] = frozenset()
-    fused: frozenset[Any] = frozenset()
     in_pairs: bool = False
 
     def __post_init__(self) -> None:

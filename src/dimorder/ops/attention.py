@@ -21,6 +21,7 @@ from dimorder.ops.relation import Dims, Relation, dims_of
 aten = torch.ops.aten
 
 ATTENTION = aten.scaled_dot_product_attention.default
+FUSED_ATTENTION = "aten.scaled_dot_product_attention/heads inside"  # the implementation as one operator
 _REPEAT = aten.repeat_interleave.self_int
 
 

@@ -24,6 +24,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import where
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs
+from dimorder.ops.attention import ATTENTION, FUSED_ATTENTION
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs, require_costs_of_sizes
@@ -184,7 +185,8 @@ def _capture_point(
 
 def _forms(capabilities: Capabilities) -> dict[str, Any]:
     """Return the arguments of `capture` that say in which operators a target has its networks."""
-    return {name: getattr(capabilities, name) for name in ("in_parts", "in_pairs", "fused")}
+    fused = [ATTENTION] if FUSED_ATTENTION in capabilities.implementations[0] else []
+    return {"in_parts": capabilities.in_parts, "in_pairs": capabilities.in_pairs, "fused": fused}
 
 
 def _sized_targets(

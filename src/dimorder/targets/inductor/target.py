@@ -23,7 +23,7 @@ from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.layout.capabilities import Capabilities
-from dimorder.ops.attention import ATTENTION
+from dimorder.ops.attention import FUSED_ATTENTION
 from dimorder.ops.dialect import decompose
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
@@ -151,7 +151,7 @@ TARGET = Target(
     "inductor",
     INFO,
     emit,
-    capabilities=Capabilities(implementations=(PLAIN - _NOT_PACKED,), fused=frozenset({ATTENTION})),
+    capabilities=Capabilities(implementations=((PLAIN - _NOT_PACKED) | {FUSED_ATTENTION},)),
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads),
     dynamic=DynamicSizes(),

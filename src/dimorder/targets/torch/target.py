@@ -19,8 +19,9 @@ from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
 from dimorder.graph.exported import ProgramRun
 from dimorder.layout.capabilities import Capabilities
-from dimorder.ops.attention import ATTENTION
+from dimorder.ops.attention import FUSED_ATTENTION
 from dimorder.ops.dialect import decompose
+from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.torch import INFO
 from dimorder.verification.verify import Run
@@ -81,7 +82,7 @@ TARGET = Target(
     "torch",
     INFO,
     emit,
-    capabilities=Capabilities(fused=frozenset({ATTENTION})),
+    capabilities=Capabilities(implementations=(PLAIN | {FUSED_ATTENTION},)),
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads, has_state=True),
     dynamic=DynamicSizes(),
