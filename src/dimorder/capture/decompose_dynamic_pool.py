@@ -21,21 +21,22 @@ from torch.utils._sympy.functions import PythonMod
 
 from dimorder.capture.export import holds
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import UNEVEN, VALUE, args_of, call_before, replace_node, set_meta
+from dimorder.graph.nodes import UNEVEN, VALUE, args_of, call_before, replace_named, set_meta
+from dimorder.graph.tracing import quotient
 
 aten = torch.ops.aten
 
-# For each adaptive pool, the number of its dimensions, and what it computes of a window.
-_POOLS: Mapping[Any, tuple[int, Any]] = MappingProxyType(
+# What each adaptive pool computes of a window.
+_POOLS: Mapping[Any, Any] = MappingProxyType(
     {
-        aten.adaptive_avg_pool1d.default: (1, aten.mean.dim),
-        aten.adaptive_avg_pool2d.default: (2, aten.mean.dim),
-        aten._adaptive_avg_pool2d.default: (2, aten.mean.dim),
-        aten.adaptive_avg_pool3d.default: (3, aten.mean.dim),
-        aten._adaptive_avg_pool3d.default: (3, aten.mean.dim),
-        aten.adaptive_max_pool1d.default: (1, aten.amax.default),
-        aten.adaptive_max_pool2d.default: (2, aten.amax.default),
-        aten.adaptive_max_pool3d.default: (3, aten.amax.default),
+        aten.adaptive_avg_pool1d.default: aten.mean.dim,
+        aten.adaptive_avg_pool2d.default: aten.mean.dim,
+        aten._adaptive_avg_pool2d.default: aten.mean.dim,
+        aten.adaptive_avg_pool3d.default: aten.mean.dim,
+        aten._adaptive_avg_pool3d.default: aten.mean.dim,
+        aten.adaptive_max_pool1d.default: aten.amax.default,
+        aten.adaptive_max_pool2d.default: aten.amax.default,
+        aten.adaptive_max_pool3d.default: aten.amax.default,
     }
 )
 
@@ -83,14 +84,12 @@ def _rewrite(node: Node, ranges: Mapping[Any, Any]) -> None:
         set_meta(node, UNEVEN, any(_is_uneven(*pair) for pair in pairs))
         return
     y = _reduce(node, x, [new for _, new in pairs], equal)
-    if any(_quotient(*pair) != 1 for pair in rest):
+    if any(quotient(*pair) != 1 for pair in rest):
         y = _call(node, node.target, y, sizes)
         set_meta(y, UNEVEN, any(_is_uneven(*pair) for pair in rest))
         y = y if node in results.values() else _call(node, getitem, y, 0)
     for i, result in results.items():
-        name, own = result.name, y if i == 0 else _place(node, x, len(pairs))
-        replace_node(result, own)
-        own.name = name  # the program knows its results by name
+        replace_named(result, y if i == 0 else _place(node, x, len(pairs)))
 
 
 def _results(node: Node) -> dict[int, Node]:
@@ -109,17 +108,12 @@ def _is_divided(old: Any, new: Any, ranges: Mapping[Any, Any]) -> bool:
 
 def _is_uneven(old: Any, new: Any) -> bool:
     """Return whether the windows of a dimension have other sizes at other sizes of the dimension."""
-    return not _quotient(old, new).is_number
-
-
-def _quotient(old: Any, new: Any) -> Any:
-    sizes = (size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in (old, new))
-    return sympy.cancel(next(sizes) / next(sizes))
+    return not quotient(old, new).is_number
 
 
 def _reduce(node: Node, x: Node, new: Sequence[int], equal: Sequence[bool]) -> Node:
     """Reduce each window of those dimensions that are cut into equal ones."""
-    reduction = _POOLS[node.target][1]
+    reduction = _POOLS[node.target]
     dims = [dim for dim, is_equal in enumerate(equal, -len(equal)) if is_equal]
     if all(new[dim] == 1 for dim in dims):
         return _call(node, reduction, x, dims, True)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -27,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import ToFloat
 
 from dimorder.capture.functionalize import write_apart
-from dimorder.graph.tracing import FLOATS, at_most
+from dimorder.graph.tracing import FLOATS, at_most, quotient
 from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
@@ -192,14 +191,9 @@ def _is_rounded(size: Any) -> bool:
 
 def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
     """Return whether a nearest resize becomes matmuls; a target itself repeats places of one dynamic size."""
-    repeats = all(times.is_Integer for times in map(_quotient, _new(x, size, factors), x.shape[2:]))
+    repeats = all(times.is_Integer for times in map(quotient, _new(x, size, factors), x.shape[2:]))
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
     return _by_matmul(x, size, factors, own=repeats and symbols <= 1)
-
-
-def _quotient(new: Any, old: Any) -> Any:
-    sizes = (size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in (new, old))
-    return sympy.cancel(next(sizes) / next(sizes))
 
 
 def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:

@@ -18,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import bound, call_before, copy_meta, replace_node
+from dimorder.graph.nodes import bound, call_before, copy_meta, replace_named, replace_node
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
@@ -126,13 +126,7 @@ def _opened(graph: Graph, exported: ExportedProgram) -> tuple[ExportGraphSignatu
 def _join(dequantize: Node) -> None:
     source = _source(dequantize)
     if source is not None:
-        _replace(dequantize, _call(dequantize, *source))
-
-
-def _replace(node: Node, other: Node) -> None:
-    name = node.name
-    replace_node(node, other)
-    other.name = name  # a result of the exported program is known by its name
+        replace_named(dequantize, _call(dequantize, *source))
 
 
 def _rounded(quantize: Node, scale: Node) -> Node | None:
@@ -181,7 +175,7 @@ def _by_one_scale(node: Node, plain: Any) -> None:
     if not one or given["zero_point"] is None or result not in (torch.float32, _FLOAT32):
         return
     args = (given["input"], given["scale"], given["zero_point"], *_limits(given, dtype), dtype)
-    _replace(node, call_before(node, plain, args))
+    replace_named(node, call_before(node, plain, args))
 
 
 def _arguments(node: Node) -> list[Any]:

@@ -23,6 +23,7 @@ from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.capture.state import unchanged
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.nodes import clone_repeated_tensors
 
 
 def export(
@@ -174,18 +175,6 @@ def eval_mode(model: Any) -> Iterator[None]:
     finally:
         for part, mode in zip(parts, modes, strict=True):
             part.training = mode
-
-
-def clone_repeated_tensors(*call: Any) -> Any:
-    """Clone a tensor that a call has twice: torch 2.13 exports two such arguments as one."""
-    seen: set[int] = set()
-
-    def another(leaf: torch.Tensor) -> torch.Tensor:
-        again = id(leaf) in seen
-        seen.add(id(leaf))
-        return leaf.clone() if again else leaf
-
-    return pytree.tree_map_only(torch.Tensor, another, call)
 
 
 def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

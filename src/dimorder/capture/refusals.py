@@ -15,11 +15,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from dimorder.capture.size_refusals import places_of, unfit_sizes
+from dimorder.capture.size_refusals import places_of, refused_sizes
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import is_static
 from dimorder.graph.nodes import operator_at, tensors_in
 from dimorder.graph.tracing import is_random
+
+aten = torch.ops.aten
 
 _EXPORTABLE = "make the module exportable, and check --input shapes"
 
@@ -51,11 +53,21 @@ _BY_DATA = (
 )
 
 
-# What to do about random numbers, by the operator that draws them; for others they become an input.
-_DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training"
-_RANDOM: Mapping[str, str] = MappingProxyType(
-    {f"aten.{name}.default": _DROPPED for name in ("dropout", "feature_dropout", "alpha_dropout")}
+# What was found, and what to do, by a part of torch's text.
+_BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "one of cond's output stride is not": (
+            "a branch of torch.cond whose result has a size that is computed from a dynamic size",
+            "return it flat, as x.flatten(), and give it its shape after torch.cond",
+        ),
+        "Must provide a tree_name": (  # torch 2.13 loses the names of dynamic arguments
+            "dynamic sizes of tensors that forward takes by any name; torch.export lacks these",
+            "name them: def forward(self, ids, mask), and not **batch",
+        ),
+    }
 )
+_DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training"
+_DROPOUTS = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 
 
 def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
@@ -124,8 +136,8 @@ def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any =
     reason = next((line for line in message.splitlines() if line.strip()), code or "no more is known")
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
-    sizes = partial(unfit_sizes, places=places_of(model, dynamic_shapes))
-    found = (read(message) for read in (_unknown_class, sizes, _computed_size, _structure, _any_name))
+    sizes = partial(refused_sizes, places=places_of(model, dynamic_shapes))
+    found = (read(message) for read in (_unknown_class, sizes, _structure, _by_text))
     known = next(filter(None, found), None)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
@@ -144,14 +156,9 @@ def _source_frames(error: BaseException | None) -> Iterator[traceback.FrameSumma
         error = error.__cause__ or error.__context__
 
 
-def _computed_size(text: str) -> tuple[str, str] | None:
-    """Return what was found, and what to do, if torch does not know the strides of a branch's result."""
-    if "one of cond's output stride is not" not in text:
-        return None
-    return (
-        "a branch of torch.cond whose result has a size that is computed from a dynamic size",
-        "return it flat, as x.flatten(), and give it its shape after torch.cond",
-    )
+def _by_text(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if torch's text has a known part."""
+    return next((known for part, known in _BY_TEXT.items() if part in text), None)
 
 
 def _structure(text: str) -> tuple[str, str] | None:
@@ -161,16 +168,6 @@ def _structure(text: str) -> tuple[str, str] | None:
         return None
     fix = "give an entry for each argument, {dim: Dim} or None, and a tuple of them for *args"
     return f"dynamic_shapes of another structure than the arguments: {match[1]}", fix
-
-
-def _any_name(text: str) -> tuple[str, str] | None:
-    """Return what was found, and what to do, if torch 2.13 loses the names of dynamic arguments."""
-    if "Must provide a tree_name" not in text:
-        return None
-    return (
-        "dynamic sizes of tensors that forward takes by any name; torch.export lacks these",
-        "name them: def forward(self, ids, mask), and not **batch",
-    )
 
 
 def _unknown_class(text: str) -> tuple[str, str] | None:
@@ -190,5 +187,5 @@ def refuse_random(module: torch.fx.GraphModule) -> None:
     """Refuse a captured graph that draws random numbers."""
     for node in module.graph.nodes:
         if node.op == "call_function" and is_random(node.target, node.args, node.kwargs):
-            fix = _RANDOM.get(str(node.target), "make them an input")
+            fix = _DROPPED if node.target in _DROPOUTS else "make them an input"
             raise UnsupportedError(operator_at(node), "random numbers", fix)

@@ -25,13 +25,13 @@ _UNDECIDED = ("Expected an equality constraint", "Expected op to be '=='")  # as
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})
 
 
-def unfit_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[str, str] | None:
+def refused_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[str, str] | None:
     """Return what was found, and what to do, if torch's text refuses dynamic sizes; else None.
 
     `places` says where each dynamic size is, by its name.
 
     >>> text = "Constraints violated (H)!\\n  - You marked H as dynamic but your code specialized it to be a "
-    >>> print(*unfit_sizes(text + "constant (8).", {"H": "dim 2 of x"}), sep="\\n")
+    >>> print(*refused_sizes(text + "constant (8).", {"H": "dim 2 of x"}), sep="\\n")
     the network takes one size alone: H = 8 (dim 2 of x)
     give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape
     """

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import args_of, bound, call_before, replace_node
+from dimorder.graph.nodes import args_of, bound, call_before, replace_named
 
 aten = torch.ops.aten
 
@@ -35,10 +35,7 @@ def slice_by_range(exported: ExportedProgram) -> ExportedProgram:
         cut = _cut(node)
         if cut is not None:
             x, dim, _ = args_of(node)
-            replaced = call_before(node, aten.slice.Tensor, (x, dim, *cut))
-            name = node.name
-            replace_node(node, replaced)
-            replaced.name = name  # the program knows its results by name
+            replace_named(node, call_before(node, aten.slice.Tensor, (x, dim, *cut)))
     graph.eliminate_dead_code()
     return replace_parts(exported, graph=graph)
 

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.nodes import clone_repeated_tensors
+
 COND = torch.ops.higher_order.cond
 
 
@@ -35,8 +37,7 @@ class Branches:
         if choice.is_meta:
             return _without_data(self.yes, operands)
         # torch names what a branch takes by its operands, and refuses one name twice.
-        apart = (x.clone() if _has(operands[:i], x) else x for i, x in enumerate(operands))
-        return COND(*self.call_args((choice, *apart)))
+        return COND(*self.call_args((choice, *clone_repeated_tensors(*operands))))
 
     def call_args(self, args: Sequence[Any]) -> tuple[Any, GraphModule, GraphModule, tuple[Any, ...]]:
         """Return the arguments of a call as torch's own `cond` takes them."""
@@ -88,10 +89,6 @@ def graphs_of(node: Node) -> Iterator[GraphModule]:
     """Yield the two graphs of a `torch.cond` in an exported program."""
     root: Any = node.graph.owning_module
     return (getattr(root, str(each.target)) for each in node.args[1:3])  # type: ignore[union-attr]
-
-
-def _has(operands: Sequence[Tensor], operand: Tensor) -> bool:
-    return any(each is operand for each in operands)
 
 
 def _without_data(branch: GraphModule, operands: Sequence[Any]) -> Any:

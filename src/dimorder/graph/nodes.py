@@ -93,6 +93,18 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def clone_repeated_tensors(*call: Any) -> Any:
+    """Clone a tensor that a call has twice: torch 2.13 exports two such arguments as one, or refuses them."""
+    seen: set[int] = set()
+
+    def another(leaf: torch.Tensor) -> torch.Tensor:
+        again = id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.clone() if again else leaf
+
+    return pytree.tree_map_only(torch.Tensor, another, call)
+
+
 def module_of(node: Node) -> str:
     """Return the path of the user's module that calls an operator, such as `features.0`, or nothing."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -242,6 +254,13 @@ def replace_node(node: Node, other: Node) -> None:
     """Let all readers of a node read another one, and erase the node."""
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
+
+
+def replace_named(node: Node, other: Node) -> None:
+    """Replace a node by another one, which gets its name: an exported program knows its results by name."""
+    name = node.name
+    replace_node(node, other)
+    other.name = name
 
 
 def graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:

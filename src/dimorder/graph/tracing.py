@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch._decomp import core_aten_decompositions
@@ -337,6 +338,14 @@ def at_most(size: int | torch.SymInt) -> int:
         return size
     upper = size.node.shape_env.bound_sympy(size.node.expr).upper
     return int(upper) if upper.is_Integer else sys.maxsize
+
+
+def quotient(size: int | torch.SymInt, other: int | torch.SymInt) -> Any:
+    """Return one size over another, in lowest terms, as sympy has it."""
+    terms = (
+        each.node.expr if isinstance(each, torch.SymInt) else sympy.Integer(each) for each in (size, other)
+    )
+    return sympy.cancel(next(terms) / next(terms))
 
 
 def max_shape_of(node: torch.fx.Node) -> tuple[int, ...]:

@@ -47,9 +47,13 @@ def _attention(
         k, v = (n.write(_REPEAT, each, heads // shape_of(each)[-3], -3) for each in (k, v))
     shapes = [shape_of(each) for each in (q, k, v)]
     has_one_batch = len(shapes[0]) == 4 and len({shape[:-2] for shape in shapes}) == 1
-    if ATTENTION in n.fused and has_one_batch and (mask is None or shape_of(mask)[:-2][-1:] in ((), (1,))):
+    if ATTENTION in n.fused and has_one_batch and _is_shared_by_heads(mask):
         return n.emit(ATTENTION, q, k, v, mask, 0.0, is_causal, scale=scale)
     return in_float32(_in_matmuls)(n, q, k, v, mask, is_causal, scale)
+
+
+def _is_shared_by_heads(mask: Value) -> bool:
+    return mask is None or len(shape_of(mask)) < 3 or shape_of(mask)[-3] == 1
 
 
 def _in_matmuls(

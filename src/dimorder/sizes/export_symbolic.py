@@ -12,11 +12,12 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from dimorder.capture.export import arguments, clone_repeated_tensors, export
+from dimorder.capture.export import arguments, export
 from dimorder.capture.refusals import refuse_control_flow
 from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
 from dimorder.errors import UsageError
+from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
 from dimorder.sizes.symbolic_program import SymbolicProgram
 

@@ -19,7 +19,7 @@ from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.size_refusals import unfit_sizes
+from dimorder.capture.size_refusals import refused_sizes
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.pte import method_of
@@ -139,7 +139,7 @@ def _file(
             module, examples, dynamic_shapes=symbols, prefer_deferred_runtime_asserts_over_guards=True
         )
     except (UserError, AssertionError) as error:
-        found, _ = unfit_sizes(str(error)) or (f"torch.export: {error}", FIX)
+        found, _ = refused_sizes(str(error)) or (f"torch.export: {error}", FIX)
         raise UnsupportedError("the operators around the delegates", found, FIX) from error
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
