@@ -29,7 +29,7 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
     """Return the function of each dialect operator, which computes it in plain ATen between permute views.
 
     >>> sorted(str(op) for op in decomposition_table())[0]
-    'dimorder.avg_pool2d_nhwc.default'
+    'dimorder.attention_nlhe.default'
     """
     return {getattr(torch.ops.dimorder, name).default: body for name, (_, body, _) in _DIALECT.items()}
 
