@@ -400,3 +400,27 @@ def test_what_is_computed_from_sizes_and_held_tensors_is_known() -> None:
     model = Net(lambda m, x: x * (torch.arange(x.shape[1]) + half) * weight.sum())
     constants = capture(model, (torch.randn(2, 5),)).size_constants
     assert [value.tolist() for value in constants.values()] == [[0, 1, 2, 3, 4], [0.5, 1.5, 2.5, 3.5, 4.5]]
+
+
+def test_two_programs_hold_once_what_both_have() -> None:
+    scale = torch.tensor([0.5, 0.25, 2.0])
+    quantized = torch.arange(12, dtype=torch.int8).reshape(3, 4)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        read = torch.ops.quantized_decomposed.dequantize_per_channel.default
+        weight = read(quantized, scale, None, 0, -128, 127, torch.int8)
+        return (x @ weight.T) * torch.arange(x.shape[0]).reshape(-1, 1) + m.b
+
+    model = Net(forward)
+    model.b = nn.Parameter(r(3))
+    first, second = (capture(model, (r(rows, 4),)) for rows in (2, 5))
+    second.share_constants(first)
+    pairs = [
+        (first.constant(a), second.constant(b))
+        for a in first.nodes
+        for b in second.nodes
+        if a.op == b.op == "get_attr" and a.target == b.target
+    ]
+    assert len(pairs) == 3
+    assert sorted(a is b for a, b in pairs) == [False, True, True]
+    assert all((a is b) == torch.equal(a, b) for a, b in pairs if a.shape == b.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph import branches
 from dimorder.pipeline import checking
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 
 XNNPACK = pytest.param(
     "xnnpack", marks=pytest.mark.skipif(find_spec("executorch") is None, reason="needs executorch")
@@ -152,11 +154,18 @@ def errors(run: Any, net: nn.Module, x: Tensor) -> list[float]:
     return [relative_error(*pair) for pair in zip(pytree.tree_leaves(run(x)), wanted, strict=True)]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    slow_but(
+        product(NETWORKS, ["torch", "xnnpack"]),
+        [*product(NETWORKS, ["torch"]), ("convolutions", "xnnpack"), ("two conditions", "xnnpack")],
+    ),
+)
 def test_one_file_takes_the_branch_that_data_choose_at_all_sizes(
     name: str, target: str, tmp_path: Path
 ) -> None:
+    if target == "xnnpack":
+        pytest.importorskip("executorch")
     net, dims, shapes = NETWORKS[name]
     lowered = dimorder.lower(net, (example(shapes[1], 0),), dynamic_shapes=(dims,), target=target)
     assert lowered.plan.ranges is not None and lowered.plan.ranges.unproven is None

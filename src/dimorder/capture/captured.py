@@ -23,6 +23,7 @@ from dimorder.graph.branches import COND, branches
 from dimorder.graph.nodes import operator_at, where
 from dimorder.graph.pairs import is_pair
 from dimorder.graph.passes import run_passes
+from dimorder.graph.quantized import are_equal
 from dimorder.graph.tracing import Tracer, Value, dtype_of
 from dimorder.ops.complex_numbers import as_real, write_pairs
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -107,6 +108,13 @@ class Captured:
     @property
     def _results(self) -> list[torch.fx.Node]:
         return list(self.module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    def share_constants(self, other: Captured) -> None:
+        """Read the constants that another program also has from that program: memory holds them once."""
+        theirs = dict(other.module.named_buffers())
+        for name, tensor in list(self.module.named_buffers()):
+            if name in theirs and are_equal(theirs[name], tensor):
+                setattr(self.module, name, theirs[name])
 
     @property
     def constant_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
@@ -93,12 +93,13 @@ class GraphRun:
 
     def _compute(self, node: GraphNode, read: Sequence[Any]) -> Any:
         if node.output.op == "get_attr":
-            return self.result(node.output, {}, self.constant(attrgetter(node.kind)(self.module)))
+            value, readers = attrgetter(node.kind)(self.module), [each.target for each in node.output.users]
+            return self.result(node.output, {}, self.constant(value, readers))
         operands = dict(zip(node.inputs, read, strict=True))
         return self.result(node.output, operands, self.call(node.kind, *arguments(node.output, operands)))
 
-    def constant(self, value: Any) -> Any:
-        """Return a constant of the graph as its readers get it."""
+    def constant(self, value: Any, readers: Iterable[Any] = ()) -> Any:
+        """Return a constant of the graph as its readers, which are these operators, get it."""
         return value
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -150,6 +151,20 @@ class Scaled(torch.Tensor):
 
     integers: Integers
 
+    @cached_property
+    def in_float64(self) -> Tensor:
+        """The constant in float64: its integers times their scales, if these lie along one dimension.
+
+        >>> weight = Scaled.of(torch.tensor([[3], [5]], dtype=torch.int8), torch.tensor([[0.1], [0.2]]))
+        >>> (weight.in_float64 / weight.integers.scales.double()).tolist()
+        [[3.0], [5.0]]
+        """
+        channels = self.integers.per_channel()
+        if channels is None:
+            return self.as_subclass(Tensor).double()
+        scales, dim = channels
+        return dequantize_in_float64(self.integers.values, scales, self.integers.zero_point, dim)
+
     @staticmethod
     def of(values: Tensor, scales: Tensor, zero_point: int = 0, dtype: torch.dtype = torch.float32) -> Scaled:
         """Return (`values` − `zero_point`) · `scales`; scales broadcast to the shape of the integers."""
@@ -180,6 +195,44 @@ class Scaled(torch.Tensor):
                 return _with_integers(real, integers) if isinstance(real, Tensor) else real
 
             return pytree.tree_map(joined, result, *parts)
+
+
+def dequantize_in_float64(
+    values: Tensor, scales: Tensor, zero_points: Tensor | int | None, axis: int
+) -> Tensor:
+    """Return (`values` − `zero_points`) · `scales` in float64, with scales and zero points along `axis`."""
+    along = [-1 if d == axis else 1 for d in range(values.dim())]
+    real = values.to(torch.float64, copy=True)  # changed in place: a table of weights may be large
+    if isinstance(zero_points, Tensor):
+        real.sub_(zero_points.reshape(along))
+    elif zero_points:
+        real.sub_(zero_points)
+    return real.mul_(scales.double().reshape(along))
+
+
+def are_equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two constants are the same numbers of the same type, and carry the same integers.
+
+    >>> ones = torch.ones(2)
+    >>> are_equal(ones, torch.ones(2)), are_equal(ones, ones.double())
+    (True, False)
+    >>> weight = Scaled.of(torch.ones(2, dtype=torch.int8), torch.ones(()))
+    >>> are_equal(ones, weight), are_equal(weight, Scaled.of(torch.ones(2, dtype=torch.int8), torch.ones(())))
+    (False, True)
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b) or a.dtype != b.dtype or a.stride() != b.stride():
+        return False
+    if not isinstance(a, Scaled) or not isinstance(b, Scaled):
+        return torch.equal(a, b)
+    ours, theirs = a.integers, b.integers
+    return (
+        ours.zero_point == theirs.zero_point
+        and ours.values.dtype == theirs.values.dtype
+        and torch.equal(ours.values, theirs.values)
+        and torch.equal(ours.scales, theirs.scales)
+    )
 
 
 def _with_integers(real: Tensor, integers: Integers) -> Scaled:

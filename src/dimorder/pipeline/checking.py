@@ -193,6 +193,7 @@ class Checks:
         model, like, exported = self.source.model, self.variants[0].program, partial(sizes.at, point)
         if is_quantized(like.module):
             program = capture_at(sizes, point, self.request)
+            program.share_constants(like)
             return QuantizedTrial(model, program, contract, repeats=repeats)
         program = replace(like, examples=sizes.inputs_at(point))
         if not isinstance(model, torch.nn.Module):

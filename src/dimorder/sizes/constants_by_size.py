@@ -38,13 +38,22 @@ def capture_specializations(
         capture_at: captures the network at one point, with some of its constants as slices.
         progress: is told of each point.
     """
-    largest_program = cache(lambda: capture_at(largest, {}))
-    programs = [capture_at(point, {}) for point in report_each(points, "capture", progress)]
+    first: list[Captured] = []
+
+    def captured(slices: dict[str, Slices], point: PointT) -> Captured:
+        program = capture_at(point, slices)
+        if not first:
+            first.append(program)
+        program.share_constants(first[0])
+        return program
+
+    largest_program = cache(lambda: captured({}, largest))
+    programs = [captured({}, point) for point in report_each(points, "capture", progress)]
     if _slice_constants(programs, largest_program):
         return programs
     slices = _computed_slices(programs, largest_program())
-    programs = [capture_at(point, slices) for point in report_each(points, "capture", progress)]
-    _slice_constants(programs, cache(lambda: capture_at(largest, slices)))
+    programs = [captured(slices, point) for point in report_each(points, "capture", progress)]
+    _slice_constants(programs, cache(lambda: captured(slices, largest)))
     return programs
 
 

@@ -6,7 +6,7 @@ sums then moves no value across a rounding boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +26,14 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import bound, origin_of
 from dimorder.graph.pairs import real_views
-from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
+from dimorder.graph.quantized import (
+    DEQUANTIZE,
+    DEQUANTIZE_CHANNELS,
+    QUANTIZE,
+    Scaled,
+    dequantize_in_float64,
+    in_float32,
+)
 from dimorder.ops.dialect import dynamic_type
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
@@ -156,8 +163,9 @@ class Float64Run(GraphRun):
         self.differences: dict[Node, Differences] = {}
         self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and their floats
 
-    def constant(self, value: Any) -> Any:
-        return _wide(value)
+    def constant(self, value: Any, readers: Iterable[Any] = ()) -> Any:
+        gathered = {elements_of(reader) for reader in readers} == {Elements.GATHERS}
+        return value if gathered else _wide(value)
 
     def branch_run(self, branch: Module) -> GraphRun:
         return Float64Run(branch)
@@ -168,7 +176,10 @@ class Float64Run(GraphRun):
         special = _SPECIAL.get(target)
         if special is not None:
             return special(**bound(target, args, kwargs))
-        if elements_of(target) is not Elements.RELABELS:
+        effect = elements_of(target)
+        if effect is Elements.GATHERS:  # of a table, which may be large, only what is read is widened
+            return _wide(super().call(target, args, kwargs))
+        if effect is not Elements.RELABELS:
             # a relabelled input is still quantised in float32, as in every kernel
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call(target, args, kwargs)
@@ -282,11 +293,8 @@ class RoundingsRun(Float64Run):
 
 
 def _wide(value: Any) -> Any:
-    channels = value.integers.per_channel() if isinstance(value, Scaled) else None
-    if channels is not None:
-        scales, dim = channels
-        zero_points = torch.full_like(scales, value.integers.zero_point)
-        return _dequantize_channels(value.integers.values, scales, zero_points, dim)
+    if isinstance(value, Scaled):
+        return value.in_float64
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -306,11 +314,7 @@ def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tenso
 def _dequantize_channels(
     input: Tensor, scales: Tensor, zero_points: Tensor | None, axis: int, **_: Any
 ) -> Tensor:
-    along = [-1 if d == axis else 1 for d in range(input.dim())]
-    centred = input.to(torch.float64, copy=True)  # changed in place: a table of weights may be large
-    if zero_points is not None:
-        centred.sub_(zero_points.reshape(along))
-    return centred.mul_(scales.double().reshape(along))
+    return dequantize_in_float64(input, scales, zero_points, axis)
 
 
 _QUANTIZES = (QUANTIZE, FAKE_QUANTIZE_DYNAMIC)

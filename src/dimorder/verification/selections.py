@@ -7,7 +7,7 @@ be the best ones, within the tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -115,8 +115,8 @@ class _FollowingRun(GraphRun):
         super().__init__(inner.module)
         self.inner, self.places, self.tolerance = inner, places, tolerance
 
-    def constant(self, value: Any) -> Any:
-        return self.inner.constant(value)
+    def constant(self, value: Any, readers: Iterable[Any] = ()) -> Any:
+        return self.inner.constant(value, readers)
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self.inner.call(target, args, kwargs)

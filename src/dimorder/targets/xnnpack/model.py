@@ -96,10 +96,10 @@ class XnnModel:
         scales = self._scales(node).double()
         if scales.dim() < values.dim():
             scales = scales.reshape(-1, *[1] * (values.dim() - 1))
-        weight = values.double() * scales
+        weight = values * scales  # in float64
         fields, bounds = _fields_and_bounds(node)
         wanted = _FLOAT[node.kind](fields, read.values, weight, *(b.double() for b in bias)).clamp(*bounds)
-        unsure = _FLOAT[node.kind](fields, read.unsure, weight.abs())
+        unsure = _FLOAT[node.kind](fields, read.unsure, weight.abs_())
         roundings.require_near_sum(found, wanted, unsure, self.rounded[node.output])
         return found.reshape(wanted.shape)
 
