@@ -8,7 +8,8 @@
 5. A selection from dequantized values is quantized with their scale.
 6. A value is not quantized a second time with the same scale.
 7. A clamp before such a second quantize moves before the first one.
-8. The bias of a linear or convolution of quantized values becomes a multiple of its scale. Integer kernels
+8. Elements that are gathered from a constant of one scale are gathered from its integers.
+9. The bias of a linear or convolution of quantized values becomes a multiple of its scale. Integer kernels
    need such a bias.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dimorder.contract import range_of
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import (
     EXPORTED,
@@ -30,7 +32,9 @@ from dimorder.graph.nodes import (
     copy_meta,
     replace_node,
     set_meta,
+    set_value,
 )
+from dimorder.graph.prediction import add_predicted, without_data
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
 from dimorder.ops.quantization import is_quantized, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
@@ -57,9 +61,12 @@ def normalize_quantization(module: GraphModule) -> None:
     while pending:
         pending += _quantize_before(pending.pop())
     for node in list(graph.nodes):
-        if elements_of(node.target) in _MOVES:
+        effect = elements_of(node.target)
+        if effect in _MOVES:
             _move_integers(node)
-        elif elements_of(node.target) in _SELECTIONS:
+        elif effect is Elements.GATHERS or (effect is Elements.REPEATS and node.args[0].op == "get_attr"):
+            _gather_integers(module, node)
+        elif effect in _SELECTIONS:
             _quantize_after(node)
         elif node.target is QUANTIZE:
             remove_noop_quantize(node) or _clamp_first(node)
@@ -127,6 +134,36 @@ def _move_integers(move: Node) -> None:
     value = _like(move, args_of(sources[0])[0])
     moved = call_before(move, move.target, args, move.kwargs, value=value)
     replace_node(move, call_before(move, DEQUANTIZE, (moved, *scale)))
+
+
+def _gather_integers(module: GraphModule, gather: Node) -> None:
+    """Gather the integers of a constant of one type, such as an embedding's, and dequantize them."""
+    table: Any = gather.args[0]
+    constant = getattr(module, str(table.target), None) if table.op == "get_attr" else None
+    found = None if constant is None else _integers_of(constant, gather)
+    if found is None:
+        return
+    values, how = found
+    name = "_".join((str(table.target), *(str(each).replace(".", "_") for each in how[:2])))
+    module.register_buffer(name, values)
+    with module.graph.inserting_before(gather):
+        held = set_value(copy_meta(module.graph.get_attr(name), table), without_data(values))
+        integers = add_predicted(gather, gather.target, held, *gather.args[1:], **gather.kwargs)
+        gather.replace_all_uses_with(add_predicted(gather, DEQUANTIZE, integers, *how))
+
+
+def _integers_of(constant: torch.Tensor, gather: Node) -> tuple[torch.Tensor, tuple[Any, ...]] | None:
+    """Return the integers of a constant with their type, or None if what is gathered has no such type."""
+    if isinstance(constant, Scaled):
+        held = constant.integers
+        dtype = held.values.dtype
+        how = (held.scale, held.zero_point, *range_of(dtype), dtype)
+        return None if held.scale is None else (held.values, how)
+    types = {user.args[1:] if user.target is QUANTIZE else None for user in gather.users}
+    (only, *others) = types
+    if only is None or others:
+        return None
+    return QUANTIZE(constant, *only), only
 
 
 def _quantize_before(quantize: Node) -> list[Node]:

@@ -92,10 +92,12 @@ def emit(
     from dimorder.targets.ethos_u.pte import pack_pte
     from dimorder.targets.ethos_u.vela import Compiled, compile_by_vela
 
-    for kind, specs in (("input", contract.inputs), ("output", contract.outputs)):
+    for kind, specs, fix in (
+        ("input", contract.inputs, "give the example as int32: x.to(torch.int32)"),
+        ("output", contract.outputs, "return scores, and take the largest of them on the CPU"),
+    ):
         for spec in specs:
             if spec.dtype == "int64":
-                fix = "pass and return what is quantised: take the largest of scores on the CPU"
                 raise UnsupportedError(f"{kind} {spec.name!r}", "int64, where an Ethos-U has 32 bits", fix)
     written_for = {node.name: node for node in program.graph.nodes}
     written_for |= zip((spec.name for spec in contract.outputs), read_signature(program).outputs, strict=True)

@@ -116,10 +116,10 @@ _READS = reads_at_indices(take, _places)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.embedding.default: Row(_READS[aten.embedding.default]),
+        aten.embedding.default: Row(_READS[aten.embedding.default], integers=True),
         aten.index_select.default: Row(_READS[aten.index_select.default], integers=True),
-        aten.index.Tensor: Row(_READS[aten.index.Tensor], check_indices),
-        aten.gather.default: Row(_READS[aten.gather.default]),
+        aten.index.Tensor: Row(_READS[aten.index.Tensor], check_indices, integers=True),
+        aten.gather.default: Row(_READS[aten.gather.default], integers=True),
         aten.scatter_reduce.two: Row(_scatter_reduce, _check_scatter_reduce),
         aten.index_put.default: Row(_index_put, _check_index_put),
     }

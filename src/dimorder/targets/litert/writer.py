@@ -117,6 +117,11 @@ class LiteRtWriter(TfLiteIntegerWriter):
         of = None if tensor.scales is None else integers.type_of_tensor(tensor)
         return LiteRtValue(self._constants[key], tensor.shape, tensor.dtype if of is None else F32, of)
 
+    def standing_for(self, value: LiteRtValue, of: IntegerType) -> LiteRtValue:
+        """Return integers that an operator gave as those that stand for floats."""
+        self._tensors[value.tensor] = replace(self._tensors[value.tensor], scales=integers.scales_of(of))
+        return replace(value, dtype=F32, of=of)
+
     def number(self, number: float, dtype: torch.dtype) -> LiteRtValue:
         """Return a constant without dimensions."""
         return self.constant(torch.tensor(number, dtype=dtype))

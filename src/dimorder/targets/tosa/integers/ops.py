@@ -1,11 +1,13 @@
 """List the operators of quantised networks as TOSA INT operators.
 
-An operator between a dequantize and a quantize is computed on the integers of both. A call that no row can
-compute in integers is refused with the reason.
+An operator between a dequantize and a quantize is computed on the integers of both. A call without floats,
+such as a comparison of positions, is computed as in a float graph. A call that no row can compute in integers
+is refused with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.targets.table import Arguments, Row, Table, View
+from dimorder.targets.tosa import division, logic
+from dimorder.targets.tosa import pointwise as plain_pointwise
+from dimorder.targets.tosa import reductions as plain_reductions
 from dimorder.targets.tosa.integers import indices, moves, pointwise, products, reductions, resize
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
@@ -61,16 +66,49 @@ def _check_range(a: Arguments) -> str | None:
     )
 
 
+def _without_floats(target: Any, plain: Row, row: Row | None) -> Row:
+    """Return a row that computes calls without floats as `plain` does, and others as `row`, if any, does."""
+
+    def check(a: Arguments) -> str | None:
+        if not a.floats:
+            return plain.check(a)
+        return f"{target} of numbers that are not integers" if row is None else row.check(a)
+
+    if row is None:
+        return Row(plain.build, check)
+    return replace(row, build=lambda w, a: (row if a.floats else plain).build(w, a), check=check)
+
+
+_QUANTIZED: Mapping[Any, Row] = MappingProxyType(
+    {
+        target: replace(row, halves=lambda arguments: True)  # integers are the same in any precision
+        for family in (products, pointwise, reductions, resize, moves, indices)
+        for target, row in family.ROWS.items()
+    }
+)
+_ARITHMETIC = (
+    *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar),
+    *(aten.mul.Tensor, aten.mul.Scalar, aten.neg.default, aten.abs.default, aten._to_copy.default),
+    *(aten.maximum.default, aten.minimum.default, aten.clamp.default, aten.clamp.Tensor),
+)
+_PLAIN: Mapping[Any, Row] = MappingProxyType(
+    {
+        **logic.ROWS,
+        **division.ROWS,
+        **{target: plain_pointwise.ROWS[target] for target in _ARITHMETIC},
+        **{target: plain_reductions.ROWS[target] for target in (aten.any.dims, aten.all.dims)},
+    }
+)
+
 OPERATORS = Table(
     "TOSA INT",
     MappingProxyType(
         {
             QUANTIZE: Row(_quantize, _check_range),
             DEQUANTIZE: Row(_dequantize, _check_range),
+            **_QUANTIZED,
             **{
-                target: replace(row, halves=lambda arguments: True)  # integers are the same in any precision
-                for family in (products, pointwise, reductions, resize, moves, indices)
-                for target, row in family.ROWS.items()
+                target: _without_floats(target, row, _QUANTIZED.get(target)) for target, row in _PLAIN.items()
             },
         }
     ),

@@ -1,0 +1,109 @@
+"""Quantised networks that read tables at computed positions, as networks of texts do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.errors import UnsupportedError
+from dimorder.lowered import Lowered
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+pytest.importorskip("tosa_serializer")
+
+WORDS, WIDE = 50, 16
+TARGETS = ("xnnpack", "litert", "tosa", "ethos-u85-256")
+
+
+class Text(nn.Module):
+    """An encoder of texts: words, positions, a layer of a transformer, and scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS, WIDE, padding_idx=1), nn.Embedding(30, WIDE)
+        self.layer = nn.TransformerEncoderLayer(WIDE, 2, 24, batch_first=True)
+        self.scores = nn.Linear(WIDE, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.scores(self.layer(self.words(ids) + self.place(ids)).mean(1))
+
+    def place(self, ids: Tensor) -> Tensor:
+        return self.positions(torch.arange(ids.shape[1], dtype=ids.dtype))
+
+
+class Counted(Text):
+    """Words whose positions are counted without the padding, as RoBERTa has them."""
+
+    def place(self, ids: Tensor) -> Tensor:
+        kept = (ids != 1).to(ids.dtype)
+        return self.positions((torch.cumsum(kept, 1) * kept).to(ids.dtype) + 1)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"words": Text, "counted positions": Counted}
+
+
+def ids(seed: int, shape: tuple[int, ...] = (2, 12)) -> tuple[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(0, WORDS, shape, generator=generator, dtype=torch.int32),)
+
+
+def lower(network: nn.Module, target: str, **options: Any) -> Lowered:
+    torch.manual_seed(0)
+    quantized = dimorder.quantize(network.eval(), [ids(seed) for seed in range(4)], target=target)
+    return dimorder.lower(quantized, ids(7), target=target, **options)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_table_is_read_as_it_is_stored(name: str, target: str) -> None:
+    program = lower(NETWORKS[name](), target).physical
+    tables = [x for x in (*program.constants.values(), *program.buffers()) if x.shape == (WORDS, WIDE)]
+    assert [x.dtype for x in tables] == [torch.int8]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_arms_reference_model_reads_the_same(name: str) -> None:
+    assert lower(NETWORKS[name](), "tosa", run_artifact=True).verified.artifact_ran
+
+
+def test_a_table_of_two_readers_stays_in_floats() -> None:
+    """Only one of them quantises what it reads."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.scores = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, 5)
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+            found = self.words(ids)
+            return self.scores(found), found.cos()
+
+    program = lower(Twice(), "xnnpack").physical
+    assert [x.dtype for x in program.buffers() if x.shape == (WORDS, WIDE)] == [torch.float32]
+
+
+def test_a_comparison_of_floats_is_refused_in_integers() -> None:
+    class Compared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.scores = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, 5)
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+            scores = self.scores(self.words(ids))
+            return scores, scores > 0
+
+    with pytest.raises(UnsupportedError, match=r"aten\.gt\.Tensor of numbers that are not integers"):
+        lower(Compared(), "tosa")
+
+
+def test_positions_of_64_bits_are_refused_by_an_npu_with_what_to_do() -> None:
+    network = Text()
+    quantized = dimorder.quantize(network.eval(), [ids(0)], target="ethos-u85-256")
+    with pytest.raises(UnsupportedError, match=r"give the example as int32: x.to\(torch.int32\)"):
+        dimorder.lower(quantized, (ids(7)[0].long(),), target="ethos-u85-256")
