@@ -38,6 +38,7 @@ from dimorder.targets.xnnpack.target import target as xnnpack
 from tests.targets import (
     test_tosa_forms,
     test_tosa_integer_indices,
+    test_tosa_integer_positions,
     test_tosa_integers,
     test_tosa_ops,
     test_xnnpack_ops,
@@ -59,7 +60,7 @@ TABLES: Mapping[str, tuple[Any, ...]] = {
     "xnnpack": (XNNPACK, test_xnnpack_ops),
     "tosa": (TOSA, test_tosa_ops),
     "litert": (LITERT, test_litert_ops),
-    "tosa, integers": (TOSA_INT, test_tosa_integers, test_tosa_integer_indices),
+    "tosa, integers": (TOSA_INT, test_tosa_integers, test_tosa_integer_indices, test_tosa_integer_positions),
 }
 
 # Networks of operators that neither table computes, and of those that only some orders call for.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
+from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa import division, logic
 from dimorder.targets.tosa import pointwise as plain_pointwise
@@ -89,13 +90,16 @@ _QUANTIZED: Mapping[Any, Row] = MappingProxyType(
 _ARITHMETIC = (
     *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar),
     *(aten.mul.Tensor, aten.mul.Scalar, aten.neg.default, aten.abs.default, aten._to_copy.default),
-    *(aten.maximum.default, aten.minimum.default, aten.clamp.default, aten.clamp.Tensor),
+    *(aten.maximum.default, aten.minimum.default, aten.clamp.Tensor, *CLAMP_BOUNDS),
+)
+_QUOTIENTS = (
+    *(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar),
 )
 _PLAIN: Mapping[Any, Row] = MappingProxyType(
     {
-        **logic.ROWS,
-        **division.ROWS,
+        **{target: row for target, row in logic.ROWS.items() if target is not aten.isnan.default},
         **{target: plain_pointwise.ROWS[target] for target in _ARITHMETIC},
+        **{target: division.ROWS[target] for target in _QUOTIENTS},
         **{target: plain_reductions.ROWS[target] for target in (aten.any.dims, aten.all.dims)},
     }
 )

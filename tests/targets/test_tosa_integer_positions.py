@@ -1,0 +1,95 @@
+"""On target tosa, a quantised network computes with its positions and truth values as in floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("tosa_serializer")
+pytest.importorskip("torchao")
+
+import dimorder
+from dimorder.lowered import Lowered
+from tests.small_networks import Net
+from tests.targets.quantised import quantised
+
+aten = torch.ops.aten
+
+X = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(1))
+P, Q = (
+    torch.randint(-9, 9, (2, 6, 5), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    for seed in (2, 3)
+)
+ODD = Q * 2 + 1  # never 0
+A, B = P > 0, Q > 2
+
+# Each returns a tuple of integers and truth values.
+CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "arithmetic": (lambda i, j: (i + j, i - j, i * j, -i, i.abs(), i + 3, torch.rsub(i, j), 7 - i), (P, Q)),
+    "bounds": (
+        lambda i, j: (
+            torch.maximum(i, j),
+            torch.minimum(i, j),
+            i.clamp(-3, 4),
+            i.clamp(min=-2),
+            i.clamp(max=2),
+            aten.clamp.Tensor(i, j - 2, j + 2),
+            i.relu(),
+        ),
+        (P, Q),
+    ),
+    "quotients": (
+        lambda i, j: (
+            torch.div(i, j, rounding_mode="floor"),
+            torch.div(i, j, rounding_mode="trunc"),
+            torch.div(i, 3, rounding_mode="floor"),
+            aten.div.Scalar_mode(i, -3, rounding_mode="trunc"),
+            aten.floor_divide(i, j),
+            aten.floor_divide.Scalar(i, 4),
+        ),
+        (P, ODD),
+    ),
+    "comparisons": (lambda i, j: (i == j, i != j, i > j, i < j, i >= j, i <= j), (P, Q)),
+    "comparisons with a number": (lambda i: (i == 2, i != 2, i > 2, i < 2, i >= 2, i <= 2), (P,)),
+    "logic": (
+        lambda a, b: (torch.logical_and(a, b), torch.logical_or(a, b), torch.logical_xor(a, b), ~a),
+        (A, B),
+    ),
+    "logic, bit by bit": (lambda a, b: (a & b, a | b, a ^ b, torch.logical_not(b)), (A, B)),
+    "selections": (
+        lambda a, i, j: (
+            torch.where(a, i, j),
+            torch.where(a, i, 3),
+            torch.where(a, 3, i),
+            torch.where(a, 3, 4),
+            i.masked_fill(a, -4),
+            aten.masked_fill.Tensor(i, a, j[0, 0, 0]),
+        ),
+        (A, P, Q),
+    ),
+    "casts": (lambda a, i: (a.int(), i.bool(), a.long() + 1), (A, P)),
+    "reductions": (lambda a, i: (a.any(1), a.all(2), a.any(), (i > -9).all(1)), (A, P)),
+    "a running sum": (lambda i: (torch.cumsum(i, 1),), (P,)),
+}
+
+
+@cache
+def lowered(name: str) -> Lowered:
+    function, given = CASES[name]
+    network = Net(lambda m, x, *more: (quantised(x, 0.0247, 5), *function(*more)))
+    return dimorder.lower(network, (X, *given), target="tosa", run_artifact=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_model_gives_pytorchs_integers(name: str) -> None:
+    function, given = CASES[name]
+    made = lowered(name)
+    assert made.verified.artifact_ran
+    read = [made.contract.inputs[0].quantized(X), *given]
+    for found, wanted in zip(made.artifact.run(read)[1:], function(*given), strict=True):
+        assert torch.equal(found.to(wanted.dtype), wanted)
