@@ -45,31 +45,42 @@ class Counted(Text):
         return self.positions((torch.cumsum(kept, 1) * kept).to(ids.dtype) + 1)
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"words": Text, "counted positions": Counted}
+class Masked(Text):
+    """Words some of which a mask hides: from attention, and from their mean."""
+
+    def forward(self, ids: Tensor, kept: Tensor) -> Tensor:
+        found = self.layer(self.words(ids) + self.place(ids), src_key_padding_mask=~kept)
+        weights = kept.unsqueeze(-1).to(found.dtype)
+        return self.scores((found * weights).sum(1) / weights.sum(1).clamp(min=1.0))
 
 
-def ids(seed: int, shape: tuple[int, ...] = (2, 12)) -> tuple[Tensor]:
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"words": Text, "counted positions": Counted, "a mask": Masked}
+
+
+def inputs(name: str, seed: int, shape: tuple[int, int] = (2, 12)) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randint(0, WORDS, shape, generator=generator, dtype=torch.int32),)
+    ids = torch.randint(0, WORDS, shape, generator=generator, dtype=torch.int32)
+    lengths = torch.randint(3, shape[1], (shape[0], 1), generator=generator)
+    return (ids, torch.arange(shape[1]) < lengths) if name == "a mask" else (ids,)
 
 
-def lower(network: nn.Module, target: str, **options: Any) -> Lowered:
+def lower(network: nn.Module, target: str, name: str = "words", **options: Any) -> Lowered:
     torch.manual_seed(0)
-    quantized = dimorder.quantize(network.eval(), [ids(seed) for seed in range(4)], target=target)
-    return dimorder.lower(quantized, ids(7), target=target, **options)
+    quantized = dimorder.quantize(network.eval(), [inputs(name, seed) for seed in range(4)], target=target)
+    return dimorder.lower(quantized, inputs(name, 7), target=target, **options)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_table_is_read_as_it_is_stored(name: str, target: str) -> None:
-    program = lower(NETWORKS[name](), target).physical
+    program = lower(NETWORKS[name](), target, name).physical
     tables = [x for x in (*program.constants.values(), *program.buffers()) if x.shape == (WORDS, WIDE)]
     assert [x.dtype for x in tables] == [torch.int8]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_arms_reference_model_reads_the_same(name: str) -> None:
-    assert lower(NETWORKS[name](), "tosa", run_artifact=True).verified.artifact_ran
+    assert lower(NETWORKS[name](), "tosa", name, run_artifact=True).verified.artifact_ran
 
 
 def test_a_table_of_two_readers_stays_in_floats() -> None:
@@ -104,6 +115,6 @@ def test_a_comparison_of_floats_is_refused_in_integers() -> None:
 
 def test_positions_of_64_bits_are_refused_by_an_npu_with_what_to_do() -> None:
     network = Text()
-    quantized = dimorder.quantize(network.eval(), [ids(0)], target="ethos-u85-256")
+    quantized = dimorder.quantize(network.eval(), [inputs("words", 0)], target="ethos-u85-256")
     with pytest.raises(UnsupportedError, match=r"give the example as int32: x.to\(torch.int32\)"):
-        dimorder.lower(quantized, (ids(7)[0].long(),), target="ethos-u85-256")
+        dimorder.lower(quantized, (inputs("words", 7)[0].long(),), target="ethos-u85-256")

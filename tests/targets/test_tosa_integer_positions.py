@@ -14,6 +14,7 @@ pytest.importorskip("tosa_serializer")
 pytest.importorskip("torchao")
 
 import dimorder
+from dimorder.errors import UnsupportedError
 from dimorder.lowered import Lowered
 from tests.small_networks import Net
 from tests.targets.quantised import quantised
@@ -93,3 +94,22 @@ def test_the_reference_model_gives_pytorchs_integers(name: str) -> None:
     read = [made.contract.inputs[0].quantized(X), *given]
     for found, wanted in zip(made.artifact.run(read)[1:], function(*given), strict=True):
         assert torch.equal(found.to(wanted.dtype), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_truth_values_mask_numbers(dtype: torch.dtype) -> None:
+    def masked(m: torch.nn.Module, x: Tensor, kept: Tensor) -> Tensor:
+        y, weights = quantised(x, 0.0247, 5).to(dtype), kept.int().to(dtype)
+        return quantised((y * weights + (1 - weights) * -2.5).float(), 0.0313, -17)
+
+    made = dimorder.lower(Net(masked), (X, A), target="tosa", run_artifact=True)
+    (got,) = made.artifact.run([made.contract.inputs[0].quantized(X), A])
+    assert torch.equal(made.contract.outputs[0].real(got), masked(torch.nn.Module(), X, A))
+
+
+def test_integers_without_bounds_are_no_numbers() -> None:
+    network = Net(lambda m, x, i: quantised(quantised(x, 0.0247, 5) * i.float(), 0.0313, -17))
+    with pytest.raises(
+        UnsupportedError, match="of integers without bounds; a mask may be"
+    ):
+        dimorder.lower(network, (X, P), target="tosa")

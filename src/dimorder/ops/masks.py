@@ -55,6 +55,8 @@ def cast(n: Tracer, x: Value, dtype: torch.dtype) -> Value:
     """
     if not isinstance(x, Node):
         return x.to(dtype)
+    if x.target is aten._to_copy.default and dtype_of(args_of(x)[0]) == torch.bool:
+        return cast(n, args_of(x)[0], dtype)
     key = (cast, x, dtype)
     if key not in n.remembered:
         number = as_number(n, x, dtype) if dtype_of(x) == torch.bool else None

@@ -232,7 +232,7 @@ class _Fuser:
             self.found[reader] = Annotation(How.IN_ISLAND)
 
     def _annotation(self, node: Node, rule: FoundKernel) -> Annotation | None:
-        is_cast = node.target is aten._to_copy.default and rule is not MOVE
+        is_cast = node.target is aten._to_copy.default and rule is None
         if is_cast or node.target is operator.getitem:
             return None
         if node.target is DEQUANTIZE:
@@ -297,8 +297,7 @@ class _Fuser:
         reason = kernel.unmet(known)
         if reason is not None:
             return _island(reason)
-        first = next(iter(known.values()))
-        if kernel.keeps and first.how is not How.WIDE:
+        if kernel.keeps and (first := next(iter(known.values()))).how is not How.WIDE:
             return Annotation(How.DEQUANTIZED, first.exact_type)
         return Annotation(How.WIDE)
 

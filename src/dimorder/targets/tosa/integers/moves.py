@@ -13,7 +13,7 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import level_of
 from dimorder.graph.tracing import FLOATS
 from dimorder.ops.table import elements_of
-from dimorder.physical.fuse_quantized import MOVE
+from dimorder.physical.fuse_quantized import MOVE, FoundKernel, WideKernel
 from dimorder.targets.rows import paddings
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
@@ -59,11 +59,29 @@ def _cat(w: W, a: Arguments) -> Any:
     return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1, error=error)
 
 
+_TRUTH = WideKernel(lambda operands: None, positions=("self",))
+
+
+def _cast(w: W, a: Arguments) -> Any:
+    """Cast floats to floats, which keeps their integers, or truth values to the numbers 0 and 1."""
+    held = a.self.value
+    if not isinstance(held, TosaValue):
+        return a.self
+    truth = w.elementwise("CAST", w.dense(a.self), dtype="INT32")
+    return Accumulator(truth, torch.tensor(1.0, dtype=torch.float64), 1)
+
+
 def _check_cast(a: Arguments) -> str | None:
-    """Return why a cast does not keep the integers of a value or of positions, or None."""
-    types = {a.dtype, a.self.meta["val"].dtype}
-    keeps = types <= FLOATS or types <= {torch.int32, torch.int64}  # both are INT32
-    return None if keeps else "a cast that is not between floats"
+    given = a.self.meta["val"].dtype
+    keeps = a.dtype in FLOATS and (given in FLOATS or given == torch.bool)
+    why = (
+        f"a cast from {given} to {a.dtype}, of integers without bounds; a mask may be an input of torch.bool"
+    )
+    return None if keeps else why
+
+
+def _cast_kernel(a: Arguments) -> FoundKernel:
+    return MOVE if a.self.meta["val"].is_floating_point() else _TRUTH
 
 
 def _pad(w: W, a: Arguments) -> Any:
@@ -92,7 +110,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             for target, row in moves.ROWS.items()
             if elements_of(target).moves
         },
-        aten._to_copy.default: Row(lambda w, a: a.self, _check_cast, relabel=True, kernel=MOVE),
+        aten._to_copy.default: Row(_cast, _check_cast, relabel=True, kernel=_cast_kernel),
         aten.cat.default: Row(_cat, kernel=SUM),
         aten.constant_pad_nd.default: Row(_pad, kernel=lambda a: padded(getattr(a, "value", None) or 0)),
     }

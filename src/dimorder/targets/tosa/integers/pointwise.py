@@ -79,6 +79,10 @@ def _subtract(w: W, a: Arguments) -> Numbers:
     return _sum(w, _constant(a.self), -y) if isinstance(y, Tensor) else add(w, _constant(a.self), y, "SUB")
 
 
+def _subtract_from(w: W, a: Arguments) -> Numbers:
+    return _subtract(w, changed(a, self=a.other, other=a.self))
+
+
 def _sum(w: W, x: Operand, y: Operand) -> Accumulator:
     total = add(w, x, y)
     for value, constant in ((x, y), (y, x)):
@@ -156,6 +160,7 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
     {
         **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),
         **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _subtract),
+        **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), _subtract_from),
         **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _multiply),
         **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _divide),
         aten.maximum.default: _extreme("MAXIMUM"),
