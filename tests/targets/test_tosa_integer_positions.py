@@ -109,7 +109,5 @@ def test_truth_values_mask_numbers(dtype: torch.dtype) -> None:
 
 def test_integers_without_bounds_are_no_numbers() -> None:
     network = Net(lambda m, x, i: quantised(quantised(x, 0.0247, 5) * i.float(), 0.0313, -17))
-    with pytest.raises(
-        UnsupportedError, match="of integers without bounds; a mask may be"
-    ):
+    with pytest.raises(UnsupportedError, match="of integers without bounds; a mask may be"):
         dimorder.lower(network, (X, P), target="tosa")
