@@ -211,7 +211,7 @@ def test_integers_of_64_bits_are_refused() -> None:
     assert refusal(raised.value) == [
         "output 'output0'",
         "  found: int64, where an Ethos-U has 32 bits",
-        "  fix: pass and return what is quantised: take the largest of scores on the CPU",
+        "  fix: return scores, and take the largest of them on the CPU",
     ]
 
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.contract import range_of
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import (
     EXPORTED,
@@ -35,7 +34,7 @@ from dimorder.graph.nodes import (
     set_value,
 )
 from dimorder.graph.prediction import add_predicted, without_data
-from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType, Scaled
 from dimorder.ops.quantization import is_quantized, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -156,9 +155,10 @@ def _integers_of(constant: torch.Tensor, gather: Node) -> tuple[torch.Tensor, tu
     """Return the integers of a constant with their type, or None if what is gathered has no such type."""
     if isinstance(constant, Scaled):
         held = constant.integers
-        dtype = held.values.dtype
-        how = (held.scale, held.zero_point, *range_of(dtype), dtype)
-        return None if held.scale is None else (held.values, how)
+        if held.scale is None:
+            return None
+        of = IntegerType(held.values.dtype, held.scale, held.zero_point)
+        return held.values, (of.scale, of.zero_point, of.low, of.high, of.dtype)
     types = {user.args[1:] if user.target is QUANTIZE else None for user in gather.users}
     (only, *others) = types
     if only is None or others:
