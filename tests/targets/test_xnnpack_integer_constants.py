@@ -100,3 +100,26 @@ def test_what_is_left_in_floats_may_be_computed_with_constants_of_float32() -> N
     for got, wanted in zip(lowered.run(X), made(X), strict=True):
         assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-4)
     assert lowered.artifact.delegates == 1
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_integers_are_joined_with_a_constant(target: str) -> None:
+    ops = torch.ops.quantized_decomposed
+    own, other = ((scale, zero, -128, 127, torch.int8) for scale, zero in ((0.0213, -10), (0.0427, -69)))
+
+    class Joined(nn.Module):
+        """Integers and a constant, which are read as numbers of their own type and of another one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            generator = torch.Generator().manual_seed(3)
+            row = torch.randint(-127, 128, (2, 1, 5, 7), generator=generator, dtype=torch.int8)
+            self.register_buffer("row", row)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            both = torch.cat([ops.quantize_per_tensor(x, *own), self.row], 1)
+            return ops.dequantize_per_tensor(both, *own), ops.dequantize_per_tensor(both, *other), both
+
+    lowered = dimorder.lower(Joined(), (X,), target=target)
+    for got, wanted in zip(lowered.run(X), Joined()(X), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)

@@ -16,7 +16,7 @@ from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.rows import clone, paddings, permute, view
-from dimorder.targets.table import Arguments, Row
+from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
 
@@ -87,7 +87,13 @@ def concat(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtVa
 
 
 def _cat(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    values = [cast(w, w.dense(operand), a.dtype) for operand in a.tensors]
+    """Concatenate values; a constant among integers has their type."""
+    types = [x.value.of for x in a.tensors if isinstance(x, View)]
+    of = types[0] if types and not a.dtype.is_floating_point else None
+    values = [
+        cast(w, w.dense(x), a.dtype) if of is None or isinstance(x, View) else w.standing_for(x, of)
+        for x in a.tensors
+    ]
     return concat(w, values, a.dim % len(a.shape))
 
 

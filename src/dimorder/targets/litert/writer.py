@@ -117,8 +117,10 @@ class LiteRtWriter(TfLiteIntegerWriter):
         of = None if tensor.scales is None else integers.type_of_tensor(tensor)
         return LiteRtValue(self._constants[key], tensor.shape, tensor.dtype if of is None else F32, of)
 
-    def standing_for(self, value: LiteRtValue, of: IntegerType) -> LiteRtValue:
-        """Return integers that an operator gave as those that stand for floats."""
+    def standing_for(self, value: LiteRtValue | torch.Tensor, of: IntegerType) -> LiteRtValue:
+        """Return integers that an operator gave, or a constant of integers, as those of a type."""
+        if isinstance(value, torch.Tensor):
+            return replace(self._stored(integers.constant(value, of)), of=of)
         self._tensors[value.tensor] = replace(self._tensors[value.tensor], scales=integers.scales_of(of))
         return replace(value, dtype=F32, of=of)
 

@@ -96,6 +96,15 @@ class XnnBuilder(ViewWriter[XnnValue]):
             self._constants[key].constant = XnnConstant(data.reshape(shape), stored, integers)
         return self._constants[key]
 
+    def standing_for(self, integers: torch.Tensor, of: IntegerType) -> XnnValue:
+        """Return a constant of integers of a type."""
+        stored = self._stored(integers)
+        key = stored.name, tuple(integers.shape), of
+        if key not in self._constants:
+            self._constants[key] = self._value(integers.shape, of)
+            self._constants[key].constant = XnnConstant(integers, stored)
+        return self._constants[key]
+
     def repeated(self, row: torch.Tensor, shape: Sequence[int]) -> XnnValue:
         """Return a constant of a shape with dynamic sizes, which is `row` repeated along these."""
         value = self.constant(row)

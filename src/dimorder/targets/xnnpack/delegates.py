@@ -95,7 +95,11 @@ def build_delegate(
     for node in results:
         view = operands[node]
         value = builder.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view)
-        builder.output(builder.floats(value) if node.meta["val"].is_floating_point() else value)
+        if node.meta["val"].is_floating_point():
+            value = builder.floats(value)
+        else:  # the caller's memory is as large as integers are
+            assert value.integer_type is not None, f"{node} is written in floats"
+        builder.output(value)
     integers = {node: operands[node] for node in group if node.target is QUANTIZE}
     return Delegate(reads, results, builder.graph, integers)
 

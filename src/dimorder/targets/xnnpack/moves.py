@@ -82,7 +82,10 @@ def _check_slice(a: Arguments) -> str | None:
 
 
 def _cat(w: XnnBuilder, a: Arguments) -> XnnValue:
-    values = [w.dense(operand) for operand in a.tensors]
+    """Concatenate values; a constant among integers has their type."""
+    types = [x.value.integer_type for x in a.tensors if isinstance(x, View)]
+    of = types[0] if types and not a.dtype.is_floating_point else None
+    values = [w.dense(x) if of is None or isinstance(x, View) else w.standing_for(x, of) for x in a.tensors]
     axis = a.dim % len(a.shape)
     return join_in_steps(values, MAX_CONCATENATED, lambda group: _concatenate(w, group, axis))
 
