@@ -83,34 +83,28 @@ def test_arms_reference_model_reads_the_same(name: str) -> None:
     assert lower(NETWORKS[name](), "tosa", name, run_artifact=True).verified.artifact_ran
 
 
-def test_a_table_of_two_readers_stays_in_floats() -> None:
-    """Only one of them quantises what it reads."""
+class Scored(nn.Module):
+    """Scores of words, and what a function makes of the words and the scores."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.scores = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, 5)
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.words, self.scores = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, 5)
+        self.function = function
 
-        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-            found = self.words(ids)
-            return self.scores(found), found.cos()
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.words(ids)
+        scores = self.scores(found)
+        return scores, self.function(found, scores)
 
-    program = lower(Twice(), "xnnpack").physical
+
+def test_a_table_stays_in_floats_if_only_one_of_its_readers_quantises_it() -> None:
+    program = lower(Scored(lambda found, scores: found.cos()), "xnnpack").physical
     assert [x.dtype for x in program.buffers() if x.shape == (WORDS, WIDE)] == [torch.float32]
 
 
 def test_a_comparison_of_floats_is_refused_in_integers() -> None:
-    class Compared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.scores = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, 5)
-
-        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-            scores = self.scores(self.words(ids))
-            return scores, scores > 0
-
     with pytest.raises(UnsupportedError, match=r"aten\.gt\.Tensor of numbers that are not integers"):
-        lower(Compared(), "tosa")
+        lower(Scored(lambda found, scores: scores > 0), "tosa")
 
 
 def test_positions_of_64_bits_are_refused_by_an_npu_with_what_to_do() -> None:

@@ -160,10 +160,8 @@ def _integers_of(constant: torch.Tensor, gather: Node) -> tuple[torch.Tensor, tu
         of = IntegerType(held.values.dtype, held.scale, held.zero_point)
         return held.values, (of.scale, of.zero_point, of.low, of.high, of.dtype)
     types = {user.args[1:] if user.target is QUANTIZE else None for user in gather.users}
-    (only, *others) = types
-    if only is None or others:
-        return None
-    return QUANTIZE(constant, *only), only
+    only = types.pop() if len(types) == 1 else None
+    return None if only is None else (QUANTIZE(constant, *only), only)
 
 
 def _quantize_before(quantize: Node) -> list[Node]:
