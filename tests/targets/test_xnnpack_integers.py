@@ -19,6 +19,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from tests import small_networks
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
 from tests.targets.quantised import INT8, UINT8, Net, Symmetric, by_xnnpack, quantised
 
@@ -255,3 +256,12 @@ def test_what_a_portable_kernel_gives_is_taken_as_it_is() -> None:
     assert 0 < got[1].isnan().sum() < X.numel()
     for g, w in zip(got, wanted, strict=True):
         assert torch.allclose(g, w, rtol=1e-4, atol=0.03, equal_nan=True)
+
+
+@pytest.mark.parametrize("repeats", [(1, 2, 1, 1), (2, 1, 2, 1, 1)])
+def test_integers_of_more_dimensions_than_a_delegate_has_are_moved_outside(repeats: tuple[int, ...]) -> None:
+    of = (0.0213, -10, -128, 127, torch.int8)
+    network = small_networks.Net(lambda m, x: QUANTIZE(x, *of).repeat(repeats))
+    lowered = dimorder.lower(network, (X,), target="xnnpack")
+    assert "aten::expand_copy.out" in lowered.artifact.outside
+    assert torch.equal(lowered.run(X), network(X))

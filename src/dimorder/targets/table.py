@@ -189,9 +189,10 @@ class Table:
             return reason  # its own reason says more about integers than "not a float type"
         for tensor in (node, *node.all_input_nodes):
             for value in results(tensor):
+                if row.integers and isinstance(value, Tensor) and value.dtype in (torch.int8, torch.uint8):
+                    value = value.to(torch.float32)  # whose shape has the same limits
                 reason = self.unfit(value, tensor in constants)
-                in_8_bits = isinstance(value, Tensor) and value.dtype in (torch.int8, torch.uint8)
-                if reason and not (row.integers and in_8_bits):
+                if reason:
                     return reason
         return row.check(arguments)
 
