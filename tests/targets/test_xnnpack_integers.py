@@ -258,10 +258,9 @@ def test_what_a_portable_kernel_gives_is_taken_as_it_is() -> None:
         assert torch.allclose(g, w, rtol=1e-4, atol=0.03, equal_nan=True)
 
 
-@pytest.mark.parametrize("repeats", [(1, 2, 1, 1), (2, 1, 2, 1, 1)])
-def test_integers_of_more_dimensions_than_a_delegate_has_are_moved_outside(repeats: tuple[int, ...]) -> None:
-    of = (0.0213, -10, -128, 127, torch.int8)
-    network = small_networks.Net(lambda m, x: QUANTIZE(x, *of).repeat(repeats))
-    lowered = dimorder.lower(network, (X,), target="xnnpack")
+def test_integers_of_more_dimensions_than_a_delegate_has_are_moved_outside() -> None:
+    of, x = (0.0213, -10, -128, 127, torch.int8), X[:1, :3].contiguous()
+    network = small_networks.Net(lambda m, x: QUANTIZE(x, *of).repeat(2, 1, 2, 1, 1))
+    lowered = dimorder.lower(network, (x,), target="xnnpack")
     assert "aten::expand_copy.out" in lowered.artifact.outside
-    assert torch.equal(lowered.run(X), network(X))
+    assert torch.equal(lowered.run(x), network(x))
