@@ -167,6 +167,9 @@ class Float64Run(GraphRun):
         gathered = {elements_of(reader) for reader in readers} == {Elements.GATHERS}
         return value if gathered else _wide(value)
 
+    def tensors(self, *inputs: Any) -> list[Tensor]:
+        return [_wide(each) for each in super().tensors(*inputs)]  # also an input that was only relabelled
+
     def branch_run(self, branch: Module) -> GraphRun:
         return Float64Run(branch)
 
