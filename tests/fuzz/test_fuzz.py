@@ -15,6 +15,7 @@ from tests.fuzz import record
 from tests.fuzz.constants import reads_packed_bytes
 from tests.fuzz.description import STANDS_FOR
 from tests.fuzz.operators import OPERATORS, Draw
+from tests.marks import slow_but
 
 NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "litert": "ai_edge_litert"}
 FAST = {"physical": 30, "torch": 8, "xnnpack": 16, "tosa": 16, "litert": 16, "constants": 1}
@@ -155,7 +156,8 @@ def test_most_networks_of_alike_constants_read_by_pointer_the_bytes_that_a_step_
     assert kinds >= {"zeros", "ones", "shared", "normal"}
 
 
-def test_alike_constants_become_one_value_that_is_packed_and_read(monkeypatch):
+@pytest.mark.parametrize("count", slow_but((4, 8), (4,)))
+def test_alike_constants_become_one_value_that_is_packed_and_read(monkeypatch, count):
     pytest.importorskip("executorch")
     from dimorder.targets.xnnpack import graph, passes
 
@@ -172,7 +174,7 @@ def test_alike_constants_become_one_value_that_is_packed_and_read(monkeypatch):
         separate(made)
 
     monkeypatch.setattr(passes, "separate_constants", counted)
-    for seed in range(4):
+    for seed in range(count):
         fuzz.examine(fuzz.generate(seed, "constants"), "constants")
     assert sum(both) >= 2
 

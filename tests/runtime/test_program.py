@@ -13,6 +13,7 @@ from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import seal
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
 from dimorder.executorch.pte import read_contract
+from tests.marks import slow_but
 from tests.runtime.networks import Conv, Pointwise, TwoInTwoOut, export_pte
 
 pytest.importorskip("executorch")
@@ -219,13 +220,14 @@ def refused(path, error_type=ContractError):
     return lines[1]
 
 
-def test_a_file_cut_off_anywhere_is_refused_before_the_runtime_sees_it(pte, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", slow_but((7, 41), (41,)))
+def test_a_file_cut_off_anywhere_is_refused_before_the_runtime_sees_it(pte, tmp_path, monkeypatch, step):
     from executorch.extension.pybindings import _C
 
     monkeypatch.delattr(_C, "_load_program_from_buffer")
     data = pte("conv", MAIN, "NHWC")[0].read_bytes()
     cut = tmp_path / "cut.pte"
-    for length in range(0, len(data), 41):
+    for length in range(0, len(data), step):
         cut.write_bytes(data[:length])
         found = refused(cut)
         assert (
@@ -235,14 +237,15 @@ def test_a_file_cut_off_anywhere_is_refused_before_the_runtime_sees_it(pte, tmp_
         )
 
 
-def test_a_changed_byte_anywhere_is_refused_before_the_runtime_sees_it(pte, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", slow_but((13, 97), (97,)))
+def test_a_changed_byte_anywhere_is_refused_before_the_runtime_sees_it(pte, tmp_path, monkeypatch, step):
     from executorch.extension.pybindings import _C
 
     monkeypatch.delattr(_C, "_load_program_from_buffer")
     data = pte("conv", MAIN, "NHWC")[0].read_bytes()
     mark = data.find(b"dimorder sha256 ")
     changed = tmp_path / "changed.pte"
-    for place in [p for p in range(0, len(data), 97) if not mark <= p < mark + 16]:
+    for place in [p for p in range(0, len(data), step) if not mark <= p < mark + 16]:
         changed.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         refused(changed)
 
@@ -331,10 +334,11 @@ def test_an_upper_bound_of_a_foreign_program_is_a_symbol(tmp_path):
         program(numbers(5, 3, 5))
 
 
-def test_a_foreign_program_cut_off_anywhere_is_refused(tmp_path):
+@pytest.mark.parametrize("step", slow_but((31, 97), (97,)))
+def test_a_foreign_program_cut_off_anywhere_is_refused(tmp_path, step):
     data = export_pte(Conv(6), (numbers(*MAIN),), None, xnnpack=True)
     path = tmp_path / "cut.pte"
-    for length in range(0, len(data), 97):
+    for length in range(0, len(data), step):
         path.write_bytes(data[:length])
         refused(path)
 

@@ -268,15 +268,7 @@ def test_integers_of_more_dimensions_than_a_delegate_has_are_moved_outside() -> 
 
 def test_an_output_may_be_an_input_of_another_shape() -> None:
     """The largest of one is itself, which XNNPACK need not compute."""
-
-    class Beside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convolution = nn.Conv2d(6, 4, 3)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.convolution(x), x.amax(0)
-
+    network = small_networks.Net(lambda m, x: (m.first(x), x.amax(0)), first=nn.Conv2d(6, 4, 3))
     x = X[:1].contiguous()
-    lowered = dimorder.lower(by_xnnpack(Beside().eval(), x), (x,), target="xnnpack")
+    lowered = dimorder.lower(by_xnnpack(network.eval(), x), (x,), target="xnnpack")
     assert torch.equal(lowered.run(x)[1], x[0])

@@ -47,6 +47,8 @@ _MOVES = frozenset((Elements.RELABELS, Elements.MOVES))
 _SELECTIONS = frozenset((Elements.REPEATS, Elements.PADS, Elements.SELECTS))
 # Integers that these operators give stand for numbers as those of their operands do.
 KEEPS_SCALE = _MOVES | _SELECTIONS
+# Elements at positions that are computed; index_select is one of those that repeat elements.
+_GATHERS = frozenset((Elements.GATHERS, Elements.REPEATS))
 _WEIGHTED = frozenset((aten.convolution.default, aten.linear.default))
 
 
@@ -60,11 +62,12 @@ def normalize_quantization(module: GraphModule) -> None:
     while pending:
         pending += _quantize_before(pending.pop())
     for node in list(graph.nodes):
+        if elements_of(node.target) in _GATHERS:
+            _gather_integers(module, node)
+    for node in list(graph.nodes):
         effect = elements_of(node.target)
         if effect in _MOVES:
             _move_integers(node)
-        elif effect is Elements.GATHERS or (effect is Elements.REPEATS and node.args[0].op == "get_attr"):
-            _gather_integers(module, node)
         elif effect in _SELECTIONS:
             _quantize_after(node)
         elif node.target is QUANTIZE:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.nodes import add_meta, add_origin, origin_of
-from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, Scaled
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, Scaled, are_equal
 from dimorder.ops.problem_map import BufferInfo, common_runs
 from dimorder.ops.relation import AxisOrder
 
@@ -111,7 +111,7 @@ class Builder:
             return self.call(DEQUANTIZE_CHANNELS, *parts, dim, limits.min, limits.max, values.dtype)
         versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
         unique = next(
-            (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"
+            (n for n in versions if are_equal(self.constants[n], tensor)), f"{name}__{len(versions)}"
         )
         if unique not in self.constants:
             self.constants[unique] = tensor.contiguous()
@@ -156,7 +156,3 @@ class Builder:
         name = target.__name__.partition(".")[0]  # without the overload, as torch.export names calls
         node = self.graph.create_node("call_function", target, args, kwargs, name)
         return add_meta(node, self.source)
-
-
-def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from dimorder.graph.quantized import IntegerType
 from dimorder.targets.graph_writer import ViewWriter
 from dimorder.targets.table import Arguments, V, View, is_conversion, is_transposed, whole
 
@@ -21,6 +22,13 @@ def permute(w: ViewWriter[V], a: Arguments) -> View[V]:
 
 def view(w: ViewWriter[V], a: Arguments) -> View[V] | V:
     return a.self if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
+
+
+def joined(w: Any, a: Arguments, type_of: Callable[[Any], IntegerType | None]) -> list[Any]:
+    """Return the operands of a concatenation as values; a constant among integers has their type."""
+    types = [type_of(x.value) for x in a.tensors if isinstance(x, View)]
+    of = types[0] if types and not a.dtype.is_floating_point else None
+    return [w.dense(x) if of is None or isinstance(x, View) else w.standing_for(x, of) for x in a.tensors]
 
 
 def paddings(amounts: Sequence[int], rank: int) -> tuple[list[int], list[int]]:

@@ -15,8 +15,8 @@ from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import clone, paddings, permute, view
-from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.rows import clone, joined, paddings, permute, view
+from dimorder.targets.table import Arguments, Row
 
 aten = torch.ops.aten
 
@@ -87,13 +87,7 @@ def concat(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtVa
 
 
 def _cat(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    """Concatenate values; a constant among integers has their type."""
-    types = [x.value.of for x in a.tensors if isinstance(x, View)]
-    of = types[0] if types and not a.dtype.is_floating_point else None
-    values = [
-        cast(w, w.dense(x), a.dtype) if of is None or isinstance(x, View) else w.standing_for(x, of)
-        for x in a.tensors
-    ]
+    values = [cast(w, value, a.dtype) for value in joined(w, a, lambda value: value.of)]
     return concat(w, values, a.dim % len(a.shape))
 
 

@@ -101,8 +101,8 @@ class XnnBuilder(ViewWriter[XnnValue]):
         stored = self._stored(integers)
         key = stored.name, tuple(integers.shape), of
         if key not in self._constants:
-            self._constants[key] = self._value(integers.shape, of)
-            self._constants[key].constant = XnnConstant(integers, stored)
+            constant = XnnConstant(integers, stored)
+            self._constants[key] = self.graph.add(integers.shape, of, origin=self.origin, constant=constant)
         return self._constants[key]
 
     def repeated(self, row: torch.Tensor, shape: Sequence[int]) -> XnnValue:

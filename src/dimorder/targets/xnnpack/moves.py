@@ -12,7 +12,7 @@ from dimorder.graph.dynamic_sizes import common_divisor, is_fixed
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.integer_kernels import SELECTION, TIMES_ONES, shape_of
-from dimorder.targets.rows import clone, paddings, permute, start_of, view
+from dimorder.targets.rows import clone, joined, paddings, permute, start_of, view
 from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.xnnpack.pointwise import pair
 
@@ -82,10 +82,7 @@ def _check_slice(a: Arguments) -> str | None:
 
 
 def _cat(w: XnnBuilder, a: Arguments) -> XnnValue:
-    """Concatenate values; a constant among integers has their type."""
-    types = [x.value.integer_type for x in a.tensors if isinstance(x, View)]
-    of = types[0] if types and not a.dtype.is_floating_point else None
-    values = [w.dense(x) if of is None or isinstance(x, View) else w.standing_for(x, of) for x in a.tensors]
+    values: list[XnnValue] = joined(w, a, lambda value: value.integer_type)
     axis = a.dim % len(a.shape)
     return join_in_steps(values, MAX_CONCATENATED, lambda group: _concatenate(w, group, axis))
 

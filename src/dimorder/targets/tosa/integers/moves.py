@@ -72,12 +72,13 @@ def _cast(w: W, a: Arguments) -> Any:
 
 
 def _check_cast(a: Arguments) -> str | None:
+    """Return why a cast gives no numbers that integers stand for, or None."""
     given = a.self.meta["val"].dtype
-    keeps = a.dtype in FLOATS and (given in FLOATS or given == torch.bool)
-    why = (
+    if a.dtype in FLOATS and (given in FLOATS or given == torch.bool):
+        return None
+    return (
         f"a cast from {given} to {a.dtype}, of integers without bounds; a mask may be an input of torch.bool"
     )
-    return None if keeps else why
 
 
 def _cast_kernel(a: Arguments) -> FoundKernel:
