@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("ai_edge_litert")
 pytest.importorskip("executorch")
@@ -22,7 +23,7 @@ from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.lowered import Lowered
 from dimorder.runtime.guard import check
 from dimorder.targets.litert import model
-from tests.sizes.symbols import OF_SIZES, refusal
+from tests.sizes.symbols import OF_SIZES, errors, refusal
 from tests.targets.quantised import by_xnnpack, quantised
 from tests.zoo import network, perturb
 
@@ -175,6 +176,44 @@ def require_its_bits(lowered: Lowered, *sizes: tuple[int, int, int]) -> None:
         inputs = check(lowered.contract, [torch.randn(n, 3, h, w)]).tensors
         (got,), (own,) = lowered.artifact.run(inputs), wanted(inputs)
         assert len(got) == n and torch.equal(got, own)
+
+
+def test_torch_computes_quantised_networks_at_all_sizes(tmp_path: Path) -> None:
+    network = made(pooled)
+    lowered = lower(network, "torch")
+    lowered.save(tmp_path / "net.pt2")
+    loaded = dimorder.load(tmp_path / "net.pt2")
+    for n, h, w in ((1, 12, 14), (5, 26, 18), (3, 40, 16)):
+        x = torch.randn(n, 3, h, w)
+        assert max(errors(lowered, network, x)) <= 1e-6
+        assert all(map(torch.equal, tree_leaves(loaded.run(x)), tree_leaves(lowered.run(x))))
+
+
+def read_as_numbers(x: Tensor) -> Tensor:
+    numbers: Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(
+        x, 0.0173, -15, -128, 127, torch.int8
+    )
+    return numbers
+
+
+class OfNumbers(nn.Module):
+    """Reads integers as numbers, and quantises nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        numbers = read_as_numbers(x)
+        return self.conv(numbers).mean((2, 3)).softmax(-1), numbers * 0.8 + 0.3
+
+
+@pytest.mark.parametrize("dims", [None, PICTURES], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("target", ["torch", *SUFFIX])
+def test_integers_may_be_read_as_numbers_alone(target: str, dims: Any) -> None:
+    x, module = torch.randint(-128, 128, SHAPE).to(torch.int8), OfNumbers().eval()
+    lowered = dimorder.lower(module, (x,), dynamic_shapes=dims, target=target)
+    assert max(errors(lowered, module, x)) <= 1e-5
 
 
 @pytest.mark.parametrize("target", SUFFIX)

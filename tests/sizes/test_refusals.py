@@ -93,7 +93,7 @@ def test_an_exported_program_has_its_own_symbols() -> None:
         assert max(errors(lowered, module, torch.randn(n, 3, 8, 6))) <= 1e-4
 
 
-def test_integers_have_fixed_sizes_on_torch() -> None:
+def test_integers_have_fixed_sizes_on_inductor() -> None:
     class Rounded(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             integers = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8)
@@ -102,10 +102,10 @@ def test_integers_have_fixed_sizes_on_torch() -> None:
             )
             return y + 1
 
-    assert refusal(Rounded(), torch.ones(2, 3), BATCH, target="torch") == [
+    assert refusal(Rounded(), torch.ones(2, 3), BATCH, target="inductor") == [
         "a quantised network",
-        "  found: symbolic sizes, which target torch has for networks of floats",
-        "  fix: lower one program for each size, or choose target xnnpack or litert",
+        "  found: symbolic sizes, which target inductor has for networks of floats",
+        "  fix: lower one program for each size, or choose target torch, xnnpack or litert",
     ]
 
 

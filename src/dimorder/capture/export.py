@@ -107,15 +107,15 @@ def _with_assertions(
         program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
     except Exception:  # the first attempt's error explains it better
         return None
-    return program if holds_throughout(program) and not _is_narrowed(program) else None
+    return program if holds_throughout(program) and not is_narrowed(program) else None
 
 
-def _is_narrowed(program: ExportedProgram) -> bool:
+def is_narrowed(program: ExportedProgram) -> bool:
     """Return whether torch keeps less than a size's range: it asserts nothing of a size that it fixes."""
     for expression, wanted in program.range_constraints.items():
         step, root = expression.as_coeff_Mul()
         own = program.range_constraints.get(root, wanted)
-        if own.lower > max(wanted.lower / step, 2) or own.upper < wanted.upper / step:
+        if own.lower > max(wanted.lower / step, 2) or step * own.upper < wanted.upper:
             return True
     return False
 

@@ -78,7 +78,7 @@ def is_uneven(node: Node) -> bool:
 
 
 def dynamic_dims(node: Node) -> tuple[int, ...]:
-    """Return which dimensions of the first operand of a cat, or of what computes along some, are dynamic."""
+    """Return which dimensions of a value have dynamic sizes."""
     dims: tuple[int, ...] = node.meta.get(DYNAMIC, ())
     return dims
 

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import StageError
+from dimorder.graph.dynamic_sizes import DynamicSizeError, dynamic_calls
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module, state_of
 from dimorder.graph.interpreter import GraphRun
@@ -295,6 +296,32 @@ def _not_computed(
         why = capabilities.computes(node, constants)
         if why is not None:
             yield node, why
+
+
+def refused_at_all_sizes(
+    programs: Sequence[ExportedProgram], names: Collection[str], capabilities: Capabilities
+) -> list[str]:
+    """Return which of the calls with these names the target does not compute at all sizes.
+
+    Args:
+        programs: the physical program at several points of its sizes.
+        names: the calls' names. Those that the plan has outside are not asked for.
+        capabilities: what the target computes.
+    """
+    try:
+        numbers = dynamic_calls([program.graph for program in programs])
+    except DynamicSizeError:  # it is refused where the programs are merged
+        return []
+    constants = _constants(programs[0])
+    calls = [call for call in numbers if call.name in names and not origin_of(call).get("outside")]
+    computes, at_all_sizes = capabilities.computes, capabilities.at_all_sizes
+    if computes is None or at_all_sizes is None:
+        return []
+    return [
+        call.name
+        for call in calls
+        if computes(call, constants) is not None or at_all_sizes(call, constants, numbers) is not None
+    ]
 
 
 def _constants(program: ExportedProgram) -> Collection[Node]:

@@ -78,7 +78,8 @@ class Builder:
         runs = source.runs
         pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
         if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
-            runs = common_runs(source.order, order)
+            dynamic = self.buffers[buffer].dynamic_axes
+            runs = common_runs(source.order, order, dynamic if len(dynamic) > 1 else ())
         shaped = self.shaped(buffer, source, runs)
         slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
         dims = [next(slots) if run else i for i, run in enumerate(runs)]

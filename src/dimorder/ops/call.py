@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, dynamic_dims
 from dimorder.graph.tracing import HALVES, shape_of
 from dimorder.ops.builder import AxisGroup, Builder
-from dimorder.ops.problem_map import Arrangement, Site, layout_of
+from dimorder.ops.problem_map import Arrangement, Site, dimension_axes, layout_of
 from dimorder.ops.relation import AxedTensor, Token, is_named, token_axes
 
 aten = torch.ops.aten
@@ -68,16 +69,21 @@ class Call:
         alone: Iterable[Token] = (),
         together: Iterable[Token] = (),
         room: int = 0,
+        merged: bool = False,
     ) -> list[list[Token]]:
         """Group the tokens into physical dimensions.
 
-        The groups are those of the largest operand, cut further if operands or the call differ.
+        The groups are those of the largest operand, cut further if operands or the call differ. If that
+        operand has other dimensions, no two dynamic sizes share one along which the call acts: a view could
+        not part them.
 
         Args:
             leads: A dimension starts at each of these tokens.
             alone: These tokens share no dimension with others.
             together: These tokens form one dimension.
             room: How many dimensions of size 1 the caller can add.
+            merged: Whether there are as few dimensions as possible, whatever the largest operand has. A
+                target is asked about such calls.
         """
         order = list(self.arrangement.tokens)
         leads, alone, together = set(leads), set(alone), set(together)
@@ -91,11 +97,27 @@ class Call:
                 or (before in together) != (after in together)
             ) or (before not in leads and any((before in own) != (after in own) for own in operands)):
                 cuts.add(p)
-        groups = self._as_they_are(order, cuts, together)
+        groups = None if merged else self._as_they_are(order, cuts, together)
         if groups is None or max(len(groups), sum(map(bool, groups)) + room) > _MAX_RANK:
+            dims = [self.dynamic_sizes.get(token) for token in order] if leads or alone or together else []
+            cuts.update(p for p, dim in enumerate(dims) if dim is not None and dim not in dims[p - 1 : p])
             ends = [*sorted(cuts)[1:], len(order)]
             groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
         return groups
+
+    @cached_property
+    def dynamic_sizes(self) -> Mapping[Token, int]:
+        """The tokens of dynamic sizes in the first operand that is not constant, with the dimension of each.
+
+        None if it has one dynamic size.
+        """
+        source = next((each for each in self.site.sources if each.op != "get_attr"), None)
+        if source is None or len(dynamic_dims(source)) < 2:
+            return {}
+        axes = dimension_axes(self.site.reads[0], shape_of(source), self.b.buffers)
+        homes = {axis: dim for dim in dynamic_dims(source) for axis in axes[dim]}
+        found = ((token, homes.keys() & own) for token, own in self.site.tokens[0].items())
+        return {token: homes[min(own)] for token, own in found if own}
 
     def _as_they_are(
         self, tokens: list[Token], cuts: set[int], together: set[Token]
@@ -136,18 +158,18 @@ class Call:
         return groups
 
     def apart(
-        self, name: str, *, together: bool = False, leads: Iterable[Token] = ()
+        self, name: str, *, together: bool = False, leads: Iterable[Token] = (), merged: bool = False
     ) -> tuple[list[list[Token]], list[int]]:
         """Return physical dimensions in which the label `name` is apart, and the positions of its dimensions.
 
         It has one dimension if it is `together`, or if it has no axes: then the last one, of size 1. A
-        dimension starts at each of `leads`.
+        dimension starts at each of `leads`. They are `merged` as in `split`.
         """
         tokens = self.labelled(name)
         if tokens:
-            groups = self.split(leads, alone=tokens, together=tokens if together else ())
+            groups = self.split(leads, alone=tokens, together=tokens if together else (), merged=merged)
             return groups, self.positions(groups, tokens)
-        groups = self.split(room=1)
+        groups = self.split(room=1, merged=merged)
         units = [i for i, group in enumerate(groups) if not group]
         groups = [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
         return groups, [len(groups) - 1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from dimorder.graph.nodes import dynamic_dims
 from dimorder.ops.operator import Implementation
 from dimorder.ops.relation import AxedTensor, AxisOrder, Relation, Token
 
@@ -24,6 +26,12 @@ class BufferInfo:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.value.shape)
+
+    @cached_property
+    def dynamic_axes(self) -> tuple[int, ...]:
+        """The first axis of each dimension with a dynamic size."""
+        dims = self.tensor.dims
+        return tuple(dims.index(dim) for dim in dynamic_dims(self.root) if dim in dims)
 
     def logical(self, value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
         """Return the value in its logical shape, from a dense tensor with its axes in an order."""
@@ -104,16 +112,20 @@ def dimension_axes(view: BufferView, shape: Sequence[int], buffers: Sequence[Buf
     return found
 
 
-def common_runs(source: Sequence[int], target: Sequence[int]) -> tuple[AxisOrder, ...]:
+def common_runs(
+    source: Sequence[int], target: Sequence[int], apart: Collection[int] = ()
+) -> tuple[AxisOrder, ...]:
     """Group the axes that stay together in both orders, in the order of `source`.
 
-    >>> common_runs((0, 1, 2, 3), (0, 2, 3, 1))
-    ((0,), (1,), (2, 3))
+    A group begins at each of the axes `apart`.
+
+    >>> common_runs((0, 1, 2, 3), (0, 2, 3, 1)), common_runs((0, 1, 2, 3), (0, 2, 3, 1), apart={2, 3})
+    (((0,), (1,), (2, 3)), ((0,), (1,), (2,), (3,)))
     """
     position = {axis: i for i, axis in enumerate(target)}
     runs: list[list[int]] = []
     for axis in source:
-        if runs and position[axis] == position[runs[-1][-1]] + 1:
+        if runs and axis not in apart and position[axis] == position[runs[-1][-1]] + 1:
             runs[-1].append(axis)
         else:
             runs.append([axis])

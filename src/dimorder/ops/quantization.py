@@ -22,8 +22,9 @@ FAKE_QUANTIZE_DYNAMIC = OPS.fake_quantize_dynamic.default
 
 
 def is_quantized(module: GraphModule) -> bool:
-    """Return whether a graph quantizes any value."""
-    return any(node.target in (QUANTIZE, FAKE_QUANTIZE_DYNAMIC) for node in module.graph.nodes)
+    """Return whether a graph quantizes any value, or computes with integers that stand for numbers."""
+    kinds = (QUANTIZE, DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC)
+    return any(node.target in kinds for node in module.graph.nodes)
 
 
 def remove_noop_quantize(node: Node) -> bool:

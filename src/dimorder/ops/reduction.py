@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from itertools import dropwhile, pairwise
 from typing import Any
 
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of, dynamic_dims
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import view
@@ -96,8 +98,19 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
 
 
 def _reduce(c: Call) -> None:
-    """Reduce all dimensions at once. Those of dynamic sizes stay apart: a product of two may not be known."""
-    groups, dims = c.apart("r", leads=c.labelled(*(f"r.{dim}" for dim in dynamic_dims(c.node))))
+    """Reduce all dimensions at once.
+
+    Among several dynamic sizes, the dimensions are those that the target was asked about: it might not
+    compute the call with others. Channels that are reduced with an image stay apart from it. Further
+    dimensions of size 1 may come first.
+    """
+    own, dynamic = c.labelled("r"), c.dynamic_sizes.keys()
+    leads = [each for pair in pairwise(own) if dynamic & {*pair} for each in pair]
+    groups, dims = c.apart("r", leads=leads)
+    if dynamic:
+        fewest = c.apart("r", leads=leads, merged=True)
+        if [*dropwhile(operator.not_, groups)] != fewest[0]:
+            groups, dims = fewest
     c.give_reduced(c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs), groups, dims)
 
 

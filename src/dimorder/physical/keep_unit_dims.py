@@ -7,7 +7,8 @@ outputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,22 @@ from dimorder.ops.table import elements_of
 aten = torch.ops.aten
 
 _VIEW = aten.view.default
+_GROWTH = 4  # of the elements in views: a view of few is not worth views of many
+_TRIES = 3  # to lift a value, with fewer calls each time
 
 
-def keep_unit_dims(programs: Sequence[ExportedProgram]) -> list[ExportedProgram]:
+def keep_unit_dims(
+    programs: Sequence[ExportedProgram],
+    refused: Callable[[Sequence[ExportedProgram], Collection[str]], Collection[str]] = lambda programs, _: (),
+) -> list[ExportedProgram]:
     """Return physical programs whose values keep dimensions of size 1 that views add among dynamic sizes.
+
+    A view of few elements stays if views would then have many.
 
     Args:
         programs: The physical program at each of several points, where it has the same nodes.
+        refused: Takes such programs and the names of calls that now have more dimensions. Returns the names
+            of those that the target does not compute at all sizes. These keep their dimensions.
 
     >>> class Added(torch.nn.Module):
     ...     def forward(self, x, y):
@@ -40,26 +50,47 @@ def keep_unit_dims(programs: Sequence[ExportedProgram]) -> list[ExportedProgram]
     >>> [str(node.target) for node in programs[0].graph.nodes]
     ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
     """
-    rows = list(zip(*(_views(program.graph) for program in programs), strict=False))
-    dynamic = [row for row in rows if len({shape_of(view) for view in row}) > 1]
-    if not any(_ones(row[0]) for row in dynamic):
-        return list(programs)
-    names = [{view.name for view in views} for views in zip(*dynamic, strict=True)]
-    return [_lifted(*each) for each in zip(programs, names, strict=True)]
+    programs = list(programs)
+    rows = zip(*(_views(program.graph) for program in programs), strict=False)
+    names = [row[0].name for row in rows if len({shape_of(view) for view in row}) > 1]
+    apart = set[str]()  # calls that keep their dimensions
+    for name in names:
+        for _ in range(_TRIES):
+            view = next((view for view in _views(programs[0].graph) if view.name == name), None)
+            if view is None or _ones(view) is None:
+                break
+            first, calls = _lifted(programs[0], name, apart)
+            if _viewed(first) > _GROWTH * _viewed(programs[0]):
+                break
+            lifted = [first, *(_lifted(program, name, apart)[0] for program in programs[1:])]
+            unfit = {calls[each] for each in refused(lifted, calls)}
+            if not unfit:
+                programs = lifted
+                break
+            apart |= unfit
+    return programs
 
 
-def _lifted(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
-    """Return the program whose values keep the dimensions of size 1 that the views with these names add."""
+def _lifted(
+    program: ExportedProgram, name: str, apart: Collection[str]
+) -> tuple[ExportedProgram, dict[str, str]]:
+    """Return the program whose values keep the dimensions of size 1 that a view adds.
+
+    Also return the names that calls had before, by their new names.
+    """
     graph = copy_graph(program.graph)
-    left = set[Node]()  # views that stay
-    while True:
-        found = next((n for n in _views(graph) if n.name in names and n not in left and _ones(n)), None)
-        if found is None:
-            return replace_parts(program, root=torch.nn.Module(), graph=graph)
-        before, ones = set(_views(graph)), _ones(found)
-        assert ones is not None
-        _Lift(graph, ones).run(args_of(found)[0])
-        left |= {found} | set(_views(graph)) - before
+    view = next(node for node in _views(graph) if node.name == name)
+    ones = _ones(view)
+    assert ones is not None
+    lift = _Lift(graph, ones, apart)
+    lift.run(args_of(view)[0])
+    names = {made.name: node for node, made in lift.calls.items() if made in set(graph.nodes)}
+    return replace_parts(program, root=torch.nn.Module(), graph=graph), names
+
+
+def _viewed(program: ExportedProgram) -> int:
+    """Return how many elements the views of a program have."""
+    return sum(math.prod(shape_of(view)) for view in _views(program.graph))
 
 
 def _views(graph: Graph) -> list[Node]:
@@ -107,17 +138,20 @@ def _takes_dims(node: Node) -> bool:
 class _Lift:
     """A pass that adds the same dimensions of size 1 to a value and all values computed from it by rows."""
 
-    def __init__(self, graph: Graph, ones: _Ones) -> None:
-        self.graph, self.ones = graph, ones
+    def __init__(self, graph: Graph, ones: _Ones, apart: Collection[str]) -> None:
+        self.graph, self.ones, self.apart = graph, ones, apart
         self.lifted: dict[Node, Node] = {}  # by value: the same with dimensions of size 1
         self.kept = set[Node]()  # the values that are computed as before, and then viewed
         self.named: dict[Node, str] = {}  # by replacement: the name of the value
+        self.calls: dict[str, Node] = {}  # by a call's name: the call that replaces it
 
     def run(self, value: Node) -> None:
         found = self._together(value)
         self.kept = {node for node in found if not self._is_by_rows(node)}
         for node in [node for node in self.graph.nodes if node in found]:
             self.lifted[node] = self._with_ones(node)
+        calls = [node for node in self.lifted if node not in self.kept]
+        self.calls = {node.name: self.lifted[node] for node in calls}
         for node in list(self.lifted):
             self._give_back(node)
         self.graph.eliminate_dead_code()
@@ -144,7 +178,7 @@ class _Lift:
         """Return whether a call can keep the dimensions of size 1 of its operands in its result."""
         if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
             return False
-        if len(shape_of(node)) != self.ones.rank:
+        if len(shape_of(node)) != self.ones.rank or node.name in self.apart:
             return False
         if any(
             read.target is aten.permute.default for read in node.all_input_nodes

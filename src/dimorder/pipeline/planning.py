@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from torch.export import ExportedProgram
@@ -205,7 +206,9 @@ def write_physical(
         programs.append(program)
     if source.sizes is None:
         return PhysicalProgram(programs[0])
-    programs = keep_unit_dims(programs)
+    programs = keep_unit_dims(
+        programs, partial(check_program.refused_at_all_sizes, capabilities=capabilities)
+    )
     table = source.sizes.table([variant.point for variant in variants])
     return PhysicalProgram(merge_programs(programs, table), (programs, table))
 

@@ -214,7 +214,7 @@ def _require_integers(program: Captured, target: Target) -> None:
     """Refuse integers in a program with dynamic sizes if the target has such programs of floats alone."""
     if is_quantized(program.module) and (target.dynamic is None or not target.dynamic.integers):
         found = f"symbolic sizes, which target {target.name} has for networks of floats"
-        fix = "lower one program for each size, or choose target xnnpack or litert"
+        fix = "lower one program for each size, or choose target torch, xnnpack or litert"
         raise UnsupportedError("a quantised network", found, fix)
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import sympy
 import torch
+from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.export import arguments, export
+from dimorder.capture.export import arguments, export, is_narrowed
 from dimorder.capture.refusals import refuse_control_flow
 from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
-from dimorder.errors import UsageError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
 from dimorder.sizes.symbolic_program import SymbolicProgram
@@ -49,10 +51,7 @@ def export_symbolic(
         if dynamic_shapes is None:
             return None
         args, kwargs = clone_repeated_tensors(tuple(args), dict(kwargs or {}))
-        dims = _dims(model, args, kwargs, dynamic_shapes)
-        grown = {key: resize_tensor(leaf, _from_two(leaf, named)) for key, (leaf, named) in dims.items()}
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: grown.get(id(x), x), (args, kwargs))
-        names = {id(grown[key]): named for key, (_, named) in dims.items()}
+        args, kwargs, names = _resized(model, args, kwargs, dynamic_shapes, _from_two)
     elif dynamic_shapes is not None:
         fix = "leave them out, or export the network again with other ones"
         raise UsageError("dynamic_shapes", "an exported program, which has its own", fix)
@@ -62,6 +61,8 @@ def export_symbolic(
     exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
     if not _has_symbols(exported):
         return None
+    if is_narrowed(exported) and isinstance(model, torch.nn.Module):
+        exported = _exported_larger(model, args, kwargs or {}, dynamic_shapes) or exported
     refuse_control_flow(exported)
     if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
         exported = exported.run_decompositions({})
@@ -69,7 +70,41 @@ def export_symbolic(
     if call is None:
         raise UsageError("args", "neither given nor in the program", "give example arguments")
     leaves = tuple(arguments(exported, *call))
-    return SymbolicProgram(exported, leaves, *_symbols(exported, leaves, names))
+    symbols, roots = _symbols(exported, leaves, names)
+    _restore_ranges(exported, symbols, roots)
+    return SymbolicProgram(exported, leaves, symbols, roots)
+
+
+def _exported_larger(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """Return a network exported with larger examples, or None if torch refuses these or keeps less too.
+
+    torch takes a size of 1, as deep layers have it of small images, for a fixed one.
+    """
+    args, kwargs, _ = _resized(model, args, kwargs, dynamic_shapes, _enlarged)
+    try:
+        exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
+    except UnsupportedError:
+        return None
+    return None if is_narrowed(exported) else exported
+
+
+def _restore_ranges(
+    exported: ExportedProgram, symbols: Iterable[Symbol], roots: Mapping[str, sympy.Symbol]
+) -> None:
+    """Give torch's symbols the ranges of the dynamic sizes, if torch keeps less.
+
+    Else bounds and memory would be computed from less.
+    """
+    mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(exported)])
+    if mode is None or mode.shape_env is None:
+        return
+    for symbol in symbols:
+        root, (low, high) = roots[symbol.name], (symbol.minimum, symbol.maximum)
+        known = mode.shape_env.var_to_range.get(root)
+        if known is not None and high is not None and known.upper < high // symbol.step:
+            mode.shape_env.var_to_range[root] = ValueRanges(low // symbol.step, high // symbol.step)
 
 
 class _NamedDim(Dim):
@@ -162,6 +197,33 @@ def _dims(
     whole: Any = dict(bound) if isinstance(dynamic_shapes, Mapping) else tuple(bound.values())
     walk(whole, dynamic_shapes)
     return found
+
+
+def _resized(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    shape: Callable[[torch.Tensor, Mapping[int, Any]], tuple[int, ...]],
+) -> tuple[Any, Any, dict[int, Mapping[int, Any]]]:
+    """Return the arguments of a call with other dynamic sizes, and the named dimensions of each by its id."""
+    dims = _dims(model, args, kwargs, dynamic_shapes)
+    made = {key: resize_tensor(leaf, shape(leaf, named)) for key, (leaf, named) in dims.items()}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: made.get(id(x), x), (args, kwargs))
+    return args, kwargs, {id(made[key]): named for key, (_, named) in dims.items()}
+
+
+_TIMES = 8  # by which examples are enlarged
+
+
+def _enlarged(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:
+    """Return the shape of an example with larger dynamic sizes, within their ranges."""
+    shape = list(leaf.shape)
+    for d, dim in dims.items():
+        if -leaf.dim() <= d < leaf.dim():
+            at, root = getattr(dim, "fn", int), getattr(dim, "root", dim)
+            shape[d] = int(at(min(int(root.max), _TIMES * (shape[d] // int(at(1))))))
+    return tuple(shape)
 
 
 def _from_two(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:

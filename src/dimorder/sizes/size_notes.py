@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, Node
 
-from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import DYNAMIC, MAX_SHAPE, UNEVEN, args_of, set_meta
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.table import elements_of, relate
+from dimorder.ops.table import relate
 from dimorder.sizes.size_table import SizeTable
 
 aten = torch.ops.aten
 
-_ALONG_DIMS = (Elements.REDUCES, Elements.MIXES, Elements.CONTRACTS)
 _CUTS = (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default)
 
 
@@ -36,20 +34,17 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
 
 
 def record_dynamic_dims(programs: Sequence[Graph]) -> None:
-    """Note on a cat, and on what computes along dimensions, which of its first operand's have several sizes.
+    """Note on each value of a network at several points which of its dimensions have several sizes.
 
     `nodes.dynamic_dims` reads the note.
     """
-    calls = ([n for n in graph.nodes if _is_along_dims(n)] for graph in programs)
-    for row in zip(*calls, strict=False):
-        sizes = zip(*(shape_of(node.all_input_nodes[0]) for node in row), strict=False)
+    for row in zip(*(graph.nodes for graph in programs), strict=False):
+        if not all(isinstance(node.meta.get("val"), torch.Tensor) for node in row):
+            continue
+        sizes = zip(*map(shape_of, row), strict=False)
         dims = tuple(dim for dim, each in enumerate(sizes) if len(set(each)) > 1)
         for node in row:
             set_meta(node, DYNAMIC, dims)
-
-
-def _is_along_dims(node: Node) -> bool:
-    return elements_of(node.target) in _ALONG_DIMS or node.target is aten.cat.default
 
 
 def record_uneven_cuts(programs: Sequence[Graph], sizes: SizeTable) -> None:

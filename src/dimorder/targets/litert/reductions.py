@@ -89,7 +89,14 @@ def _check_matmul(a: Arguments) -> str | None:
 
 
 def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) -> LiteRtValue:
-    """Reduce over `dims`, which become 1, in one operator."""
+    """Reduce over `dims`, which become 1, in one operator.
+
+    Sums of floats over whole images of a dynamic size are two: XNNPACK's delegate computes no sum over three
+    dimensions, and no reshape can merge them.
+    """
+    is_image = len(x.shape) == 4 and x.of is None and not set(x.shape[1:3]).isdisjoint(w.varying)
+    if is_image and set(dims) == {1, 2, 3} and kind in ("MEAN", "SUM"):
+        return reduce(w, kind, reduce(w, kind, x, {1, 2}), {3})
     kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
     if set(dims) == {len(x.shape) - 1}:
         x = w.in_rows(x)

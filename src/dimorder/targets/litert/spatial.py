@@ -218,9 +218,16 @@ def _check_max_pool(a: Arguments) -> str | None:
 
 
 def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    """Write a mean over windows of the padded input; other divisors are factors."""
+    """Write a mean over windows of the padded input; other divisors are factors.
+
+    With padding SAME, LiteRT itself counts only what is inside.
+    """
     x = w.dense(a.x)
     padding = _pool_padding(w, a)
+    counts_inside = not a.count_include_pad and a.divisor_override is None and w.in_integers is None
+    is_same = any(padding) and _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3])
+    if counts_inside and is_same:
+        return _pool(w, "AVERAGE_POOL_2D", x, a, SAME)
     y = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
     if w.in_integers is not None:
         return _integer_mean(w, y, a)

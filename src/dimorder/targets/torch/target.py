@@ -85,5 +85,5 @@ TARGET = Target(
     capabilities=Capabilities(implementations=(PLAIN | {FUSED_ATTENTION},)),
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads, has_state=True),
-    dynamic=DynamicSizes(),
+    dynamic=DynamicSizes(integers=True),
 )

@@ -123,6 +123,9 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
         return x
     if len(x.shape) == 4 and dims == {1, 2} and (mean or is_fixed(x.shape[1:3])):
         return times(w, mean_over_space(w, x), 1 if mean else math.prod(x.shape[1:3]))
+    is_image = len(x.shape) == 4 and x.integer_type is None and not is_fixed(x.shape[1:3])
+    if is_image and dims == {1, 2, 3} and mean:  # a linear has the number of elements in its weights
+        return _reduced(w, mean_over_space(w, x), {3}, mean)
     first, last = last_run(x.shape, dims)
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dimorder.graph.dynamic_sizes import is_fixed
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import resized_by
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
@@ -153,7 +154,10 @@ def _avg_pool2d(w: XnnBuilder, a: Arguments) -> XnnValue:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
     if is_whole_picture(a, x.shape):
         return mean_over_space(w, x)
-    if _is_averaged_by_taps(taps, x.integer_type is not None, x.shape):
+    # By taps, a mean over fewer elements at the edge takes a constant of the picture's size.
+    factored = not is_fixed(x.shape[1:3]) and pool_factors(a, x.shape, _mean_padding(x.shape, a)) is not None
+    is_integer = x.integer_type is not None
+    if _is_averaged_by_taps(taps, is_integer, x.shape) and (is_integer or not factored):
         return _avg_by_taps(w, a, x)
     # XNNPACK divides by the taps inside the input, so padding that counts is written out as part of the
     # input.

@@ -1,0 +1,136 @@
+"""Images of a dynamic batch, height and width: where operators run, and eager's numbers at each size."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dimorder
+from tests.sizes.symbols import PICTURES, errors, lower, sized
+
+SHAPE = "Nx3xHxW"
+TARGETS = ("torch", "xnnpack", "litert")
+
+
+def require_eagers_numbers(lowered: dimorder.Lowered, module: nn.Module) -> None:
+    for sizes in PICTURES:
+        found = errors(lowered, module, sized(SHAPE, sizes))
+        assert max(found) <= 1e-4, (sizes, found)
+
+
+class Halving(nn.Module):
+    """Halves a picture six times: the last pictures have one row or one column at some sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = (3, 7, 9, 10, 11, 13, 12)
+        pairs = itertools.pairwise(channels)
+        self.convs = nn.Sequential(*(nn.Conv2d(i, o, 3, stride=2, padding=1) for i, o in pairs))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.convs(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_size_that_is_1_in_the_example_varies(target: str) -> None:
+    module = Halving().eval()
+    dims = {0: Dim("N", max=5), 2: 32 * Dim("H", max=9), 3: 32 * Dim("W", max=9)}
+    example = torch.randn(2, 3, 64, 96)  # torch.export takes the last picture's one row for a fixed size
+    lowered = dimorder.lower(module, (example,), dynamic_shapes=(dims,), target=target)
+    assert lowered.artifact.delegates == (target != "torch")
+    for shape in ((1, 3, 32, 288), (5, 3, 288, 32), (3, 3, 160, 192)):
+        x = torch.randn(shape)
+        assert max(errors(lowered, module, x)) <= 1e-4, shape
+
+
+class Shuffled(nn.Module):
+    """Shuffles channels as ShuffleNet does, and passes half of them by a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.head = (
+            nn.Conv2d(3, 12, 3),
+            nn.Conv2d(6, 6, 3, padding=1),
+            nn.Conv2d(6, 5, 3),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for _ in range(2):
+            left, right = x.chunk(2, 1)
+            x = torch.cat([left, self.conv(right).relu()], 1)
+            batch, channels, height, width = x.shape
+            x = x.view(batch, 2, channels // 2, height, width).transpose(1, 2)
+            x = x.reshape(batch, channels, height, width)
+        return self.head(x[:, :6])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_channels_are_shuffled_at_all_sizes(target: str) -> None:
+    module = Shuffled().eval()
+    lowered = lower(module, SHAPE, target=target)
+    require_eagers_numbers(lowered, module)
+
+
+class Halves(nn.Module):
+    """Reads half of the channels of a concatenation, and averages them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return torch.cat([y, y.roll(1, 2)], 1)[:, :5].mean((2, 3))
+
+
+class Pooled(nn.Module):
+    """Averages pixels with fewer at the edge, and normalizes whole pictures, as PoolFormer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 12, 3, stride=2), nn.Conv2d(12, 5, 3)
+        self.pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+        self.norms = nn.ModuleList([nn.GroupNorm(1, 12) for _ in range(2)])
+        for norm in self.norms:
+            nn.init.normal_(norm.weight)  # type: ignore[arg-type]
+            nn.init.normal_(norm.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for norm in self.norms:
+            y = norm(x)
+            x = x + self.pool(y) - y
+        return self.head(x)
+
+
+class Parts(nn.Module):
+    """Weighs two parts of the channels by what both have in common, as ResNeSt does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.weigh, self.head = nn.Conv2d(3, 14, 3), nn.Conv2d(7, 14, 1), nn.Conv2d(7, 5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).relu()
+        batch, _, height, width = y.shape
+        parts = y.reshape(batch, 2, 7, height, width)
+        common = parts.sum(1).mean((2, 3), keepdim=True)
+        weights = self.weigh(common).view(batch, 2, 7, 1, 1).softmax(1)
+        return self.head((parts * weights).sum(1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("network", [Halves, Pooled, Parts])
+def test_images_are_reduced_at_all_sizes(network: type[nn.Module], target: str) -> None:
+    module = network().eval()
+    lowered = lower(module, SHAPE, target=target)
+    require_eagers_numbers(lowered, module)
+    if network is Pooled:
+        assert lowered.artifact.delegates == (target != "torch")
+        assert lowered.plan.cost[1] == 2  # conversions: into NHWC and back
