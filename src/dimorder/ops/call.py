@@ -109,7 +109,7 @@ class Call:
     def dynamic_sizes(self) -> Mapping[Token, int]:
         """The tokens of dynamic sizes in the first operand that is not constant, with the dimension of each.
 
-        None if it has one dynamic size.
+        Nothing if it has only one dynamic size.
         """
         source = next((each for each in self.site.sources if each.op != "get_attr"), None)
         if source is None or len(dynamic_dims(source)) < 2:

@@ -84,8 +84,9 @@ def _lifted(
     assert ones is not None
     lift = _Lift(graph, ones, apart)
     lift.run(args_of(view)[0])
-    names = {made.name: node for node, made in lift.calls.items() if made in set(graph.nodes)}
-    return replace_parts(program, root=torch.nn.Module(), graph=graph), names
+    left = set(graph.nodes)
+    before = {made.name: old for old, made in lift.calls.items() if made in left}
+    return replace_parts(program, root=torch.nn.Module(), graph=graph), before
 
 
 def _viewed(program: ExportedProgram) -> int:
