@@ -161,17 +161,18 @@ def _relate_slice_of_constant(node: torch.fx.Node) -> Relation:
 
 
 def _lower_cat(c: Call) -> None:
-    """Lower to one dimension of the cut and what follows it.
+    """Lower to physical dimensions in which no dynamic size is merged with another, nor with the cut.
 
-    If all operands have size 1 there, and several dynamic sizes, it takes the place of a dimension of 1 that
-    they have.
+    A view could not part them. If all operands have size 1 in the cut dimension, it takes the place of a
+    dimension of 1 that they have.
     """
-    cut = c.labelled("cut")
-    groups = c.split(leads=cut)
-    dim = c.positions(groups, cut)[0]
     operands, along = args_of(c.node)
+    cut, dynamic = c.labelled("cut"), dynamic_dims(operands[0])
+    several = len(dynamic) > 1
+    groups = c.split(leads=[*cut, *(c.labelled(*(f"d.{dim}" for dim in dynamic)) if several else [])])
+    dim = c.positions(groups, cut)[0]
     are_single = all(shape_of(operand)[along] == 1 for operand in operands)
-    if len(dynamic_dims(operands[0])) > 1 and are_single and dim and not groups[dim - 1]:
+    if several and are_single and dim and not groups[dim - 1]:
         del groups[dim - 1]
         dim -= 1
     c.give(c.b.call(c.target, c.all_operands(groups), dim), groups)
