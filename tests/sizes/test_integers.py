@@ -320,7 +320,7 @@ def test_a_sum_whose_scale_depends_on_a_size_is_refused_with_its_line(target: st
 def test_an_int8_operator_outside_of_the_delegate_is_refused() -> None:
     """LiteRT's own kernel of a transposed convolution rounds otherwise: 2 of 2,688 integers here."""
     assert refusal(made(enlarged), torch.randn(SHAPE), PICTURES, target="litert") == [
-        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:44, in up)",
+        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:45, in up)",
         "  found: an int8 TRANSPOSE_CONV that dynamic sizes keep out of XNNPACK's delegate",
         "  fix: fix the size, or lower one program for each size that is needed",
     ]

@@ -37,6 +37,8 @@ class Physical:
 class Builder:
     """The graph under construction, the orders in which each buffer is in memory, and the constants."""
 
+    writes = True  # whether the program is built, and not only calls to ask a target about
+
     def __init__(
         self, value_of: Callable[[torch.fx.Node], torch.Tensor], buffers: Sequence[BufferInfo]
     ) -> None:

@@ -82,8 +82,8 @@ class Call:
             alone: These tokens share no dimension with others.
             together: These tokens form one dimension.
             room: How many dimensions of size 1 the caller can add.
-            merged: Whether there are as few dimensions as possible, whatever the largest operand has. A
-                target is asked about such calls.
+            merged: Whether there are as few dimensions as possible, whatever the largest operand has, but
+                with dynamic sizes apart. A target is asked about such calls.
         """
         order = list(self.arrangement.tokens)
         leads, alone, together = set(leads), set(alone), set(together)
@@ -99,7 +99,8 @@ class Call:
                 cuts.add(p)
         groups = None if merged else self._as_they_are(order, cuts, together)
         if groups is None or max(len(groups), sum(map(bool, groups)) + room) > _MAX_RANK:
-            dims = [self.dynamic_sizes.get(token) for token in order] if leads or alone or together else []
+            acts = bool(leads or alone or together) and (merged or self.b.writes)
+            dims = [self.dynamic_sizes.get(token) for token in order] if acts else []
             cuts.update(p for p, dim in enumerate(dims) if dim is not None and dim not in dims[p - 1 : p])
             ends = [*sorted(cuts)[1:], len(order)]
             groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []

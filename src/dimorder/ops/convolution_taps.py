@@ -134,7 +134,7 @@ def _saves_by_taps(node: torch.fx.Node, macs_per_byte: int) -> bool:
     sizes, kernel = shape_of(x)[2:], shape_of(weight)[2:]
     same = all(k % 2 and 2 * p == d * (k - 1) for p, d, k in zip(padding, dilation, kernel, strict=True))
     plain = not transposed and groups == 1 and set(stride) == {1} and len(kernel) < 3
-    fixed = all(dim < 2 for dim in dynamic_dims(x))
+    fixed = all(dim < 2 for dim in dynamic_dims(node))
     if not (same and plain and fixed) or is_scaled(weight):
         return False
 

@@ -167,7 +167,7 @@ def _lower_cat(c: Call) -> None:
     dimension of 1 that they have.
     """
     operands, along = args_of(c.node)
-    cut, dynamic = c.labelled("cut"), dynamic_dims(operands[0])
+    cut, dynamic = c.labelled("cut"), dynamic_dims(c.node)
     several = len(dynamic) > 1
     groups = c.split(leads=[*cut, *(c.labelled(*(f"d.{dim}" for dim in dynamic)) if several else [])])
     dim = c.positions(groups, cut)[0]

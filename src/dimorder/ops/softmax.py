@@ -134,7 +134,7 @@ def running_size(node: torch.fx.Node) -> int:
 def _has_steps(node: torch.fx.Node) -> bool:
     """Return whether a running sum has a fixed number of elements, not rounded to half precision first."""
     x, dim = args_of(node)[:2]
-    fixed = not shape_of(x) or dim % len(shape_of(x)) not in dynamic_dims(x)
+    fixed = not shape_of(x) or dim % len(shape_of(x)) not in dynamic_dims(node)
     kept = dtype_of(node) == dtype_of(x) or dtype_of(node) not in HALVES
     return fixed and kept and running_size(node) > 1
 

@@ -36,6 +36,8 @@ def physical_calls(
 class _DryRun(Builder):
     """A builder whose tensors have no data, and whose operands are inputs."""
 
+    writes = False
+
     def fetch(self, buffer: int, order: AxisOrder) -> Physical:
         return Physical(self._operand(buffer, [(axis,) for axis in order]), order, None)
 
