@@ -308,15 +308,15 @@ def refused_at_all_sizes(
         names: the calls' names. Those that the plan has outside are not asked for.
         capabilities: what the target computes.
     """
+    computes, at_all_sizes = capabilities.computes, capabilities.at_all_sizes
+    if computes is None or at_all_sizes is None:
+        return []
     try:
         numbers = dynamic_calls([program.graph for program in programs])
     except DynamicSizeError:  # it is refused where the programs are merged
         return []
     constants = _constants(programs[0])
     calls = [call for call in numbers if call.name in names and not origin_of(call).get("outside")]
-    computes, at_all_sizes = capabilities.computes, capabilities.at_all_sizes
-    if computes is None or at_all_sizes is None:
-        return []
     return [
         call.name
         for call in calls

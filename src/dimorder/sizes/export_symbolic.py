@@ -204,33 +204,33 @@ def _resized(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any,
-    shape: Callable[[torch.Tensor, Mapping[int, Any]], tuple[int, ...]],
+    new_size: Callable[[Any, int], int],
 ) -> tuple[Any, Any, dict[int, Mapping[int, Any]]]:
-    """Return the arguments of a call with other dynamic sizes, and the named dimensions of each by its id."""
-    dims = _dims(model, args, kwargs, dynamic_shapes)
-    made = {key: resize_tensor(leaf, shape(leaf, named)) for key, (leaf, named) in dims.items()}
+    """Return the arguments of a call with other dynamic sizes, and the named dimensions of each by its id.
+
+    `new_size` takes a `Dim` and the size that the example has there.
+    """
+    dims, made = _dims(model, args, kwargs, dynamic_shapes), dict[int, torch.Tensor]()
+    for key, (leaf, named) in dims.items():
+        shape = list(leaf.shape)
+        for d, dim in named.items():
+            if -leaf.dim() <= d < leaf.dim():
+                shape[d] = new_size(dim, shape[d])
+        made[key] = resize_tensor(leaf, shape)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: made.get(id(x), x), (args, kwargs))
     return args, kwargs, {id(made[key]): named for key, (_, named) in dims.items()}
+
+
+def _from_two(dim: Any, size: int) -> int:
+    """Return a size of 1 enlarged: torch would specialize a 1."""
+    at = getattr(dim, "fn", int)
+    return max(int(at(2)), int(dim.min)) if size == at(1) else size
 
 
 _TIMES = 8  # by which examples are enlarged
 
 
-def _enlarged(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:
-    """Return the shape of an example with larger dynamic sizes, within their ranges."""
-    shape = list(leaf.shape)
-    for d, dim in dims.items():
-        if -leaf.dim() <= d < leaf.dim():
-            at, root = getattr(dim, "fn", int), getattr(dim, "root", dim)
-            shape[d] = int(at(min(int(root.max), _TIMES * (shape[d] // int(at(1))))))
-    return tuple(shape)
-
-
-def _from_two(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:
-    """Return the shape of an example with dynamic sizes of 1 enlarged: torch would specialize a 1."""
-    shape = list(leaf.shape)
-    for d, dim in dims.items():
-        at = getattr(dim, "fn", int)
-        if -leaf.dim() <= d < leaf.dim() and shape[d] == at(1):
-            shape[d] = max(int(at(2)), int(dim.min))
-    return tuple(shape)
+def _enlarged(dim: Any, size: int) -> int:
+    """Return a larger size, within its range."""
+    at, root = getattr(dim, "fn", int), getattr(dim, "root", dim)
+    return int(at(min(int(root.max), _TIMES * (size // int(at(1))))))
