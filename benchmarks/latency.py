@@ -29,7 +29,7 @@ from tests.zoo.network import Network, Shape
 PACKAGES = ("torch", "executorch", "torchvision", "timm", "transformers")
 OURS, BY_TIME, INDUCTOR, STOCK = "xnnpack", "xnnpack:time", "inductor", "executorch"
 TARGETS = (OURS, BY_TIME, INDUCTOR)
-OTHERS = ("onnxruntime", "openvino", "litert", "compile-frozen")  # the best is what our best is held to
+OTHERS = ("onnxruntime", "openvino", "litert-torch", "compile-frozen")  # the best is what our best is held to
 AGAINST = (STOCK, "eager-channels-last", *OTHERS)
 
 MOST, SURELY = 1.02, 1.05  # of ExecuTorch's milliseconds on any network, and the upper end of the interval
@@ -291,7 +291,7 @@ _COLOURS = {
     "eager-channels-last": "#a0aec0",
     "onnxruntime": "#2b6cb0",
     "openvino": "#6b46c1",
-    "litert": "#2f855a",
+    "litert-torch": "#2f855a",
     "compile-frozen": "#b7791f",
 }
 

@@ -146,7 +146,7 @@ WITHOUT_EXTRAS: list[tuple[str | list[str], str]] = [
     ([*BENCH, "--against", "executorch"], "executorch"),
     ([*BENCH, "--against", "onnxruntime"], "onnxruntime"),
     ([*BENCH, "--against", "openvino"], "openvino"),
-    ([*BENCH, "--against", "litert"], "litert_torch"),
+    ([*BENCH, "--against", "litert-torch"], "litert_torch"),
     ([*BENCH, "--against", "eager", "--chart", "chart.png"], "matplotlib"),
     (["demo"], "skimage"),
     (f"dimorder.lower{CONV}, target='xnnpack')", "executorch"),

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dimorder
+from dimorder import targets
 from dimorder.cli import main
 from dimorder.cpu import family
 from dimorder.errors import UnsupportedError, UsageError, installed
@@ -249,3 +250,7 @@ def test_the_runtimes_that_help_names_are_those_there_are():
     from dimorder.cli.bench import _RUNTIMES
 
     assert tuple(runtimes.PEERS) == _RUNTIMES
+
+
+def test_no_runtime_has_the_name_of_a_target():
+    assert not set(runtimes.PEERS) & {name for name, _ in targets.infos()}

@@ -31,7 +31,7 @@ Leave the machine alone meanwhile. `bench convert` measures which way of moving 
 
 _RUNTIMES = (
     *("executorch", "eager", "eager-channels-last", "compile", "compile-frozen"),
-    *("onnxruntime", "openvino", "litert"),
+    *("onnxruntime", "openvino", "litert-torch"),
 )
 _CONVERT, _OPS = "convert", "ops"
 

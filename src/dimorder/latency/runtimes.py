@@ -257,8 +257,8 @@ PEERS: Mapping[str, Runtime] = {
             _PEERS,
         ),
         Runtime(
-            "litert",
-            "LiteRT",
+            "litert-torch",  # not litert, which is a target's name
+            "litert-torch",
             _open_litert,
             _write_litert,
             ".tflite",
