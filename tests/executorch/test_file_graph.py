@@ -8,6 +8,7 @@ from torch import nn
 
 pytest.importorskip("executorch")
 
+from dimorder.errors import ContractError
 from dimorder.executorch.file_graph import graph_of_file
 from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.stock_graph import stock_graph
@@ -58,3 +59,12 @@ def test_lines_are_those_of_the_module_and_inserted_transposes_have_none(exporte
     assert lines["0 XNNAdd"] == f"test_file_graph.py:{first + 2}"
     assert lines["2 XNNConv2d"] == f"test_file_graph.py:{first + 2}, in conv"
     assert lines["1 XNNStaticTranspose"] == lines["3 XNNStaticTranspose"] == ""
+
+
+def test_a_delegate_that_flatc_refuses_is_a_damaged_file(exported, tmp_path):
+    data = bytearray(stock("xnnpack")(exported))
+    data[data.index(b"XN01") + 18] ^= 0xFF
+    path = tmp_path / "damaged.pte"
+    path.write_bytes(data)
+    with pytest.raises(ContractError, match="damaged.pte"):
+        graph_of_file(str(path))

@@ -19,7 +19,7 @@ from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
-from dimorder.executorch.pte import forward_plan, read_contract, read_tables
+from dimorder.executorch.pte import consistent_tables, forward_plan, read_contract, read_tables
 from dimorder.runtime.kernels import KernelTable, KernelVerdict, kernel_calls
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
@@ -132,8 +132,10 @@ def check_file(path: str | os.PathLike[str]) -> Check:
     where, contract = f"loading {path}", read_contract(path)
     tables = read_tables(Path(path).read_bytes(), where)
     verdicts = KernelTable.shipped(metadata.version("executorch"))
+    with consistent_tables(where):
+        calls = kernel_calls(forward_plan(tables, where))
     rows = []
-    for call in kernel_calls(forward_plan(tables, where)):
+    for call in calls:
         verdict = "delegate" if call.delegate else verdicts.verdict_of(call) or "unknown"
         orders = f"rank {call.rank} {call.signature}"
         rows.append(CheckedCall(call.operator or call.delegate, orders, verdict))

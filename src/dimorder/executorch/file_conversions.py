@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dimorder.errors import UsageError
-from dimorder.executorch.pte import damage_error, forward_plan, read_tables
+from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables
 from dimorder.executorch.xnn_blob import moves, read_xnn_blob
 from dimorder.runtime.kernels import instructions, kernel_of
 
@@ -41,9 +40,6 @@ _SIZES: Mapping[str, int] = MappingProxyType(
         "COMPLEX128": 16,
     }
 )
-
-# The errors of reading tables whose indices lead nowhere.
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError)
 
 
 @dataclass(frozen=True)
@@ -163,13 +159,8 @@ def conversions_of(tables: Any, where: str = "a .pte file") -> FileConversions:
     Every instruction counts once, although a loop runs it more often; a dynamic size is its upper bound.
     """
     plan = forward_plan(tables, where)
-    try:
+    with consistent_tables(where):
         return _count(tables, plan, where)
-    except _DAMAGE as error:
-        said = error.found if isinstance(error, UsageError) else error
-        raise damage_error(
-            where, f"tables that contradict each other ({type(error).__name__}: {said})"
-        ) from error
 
 
 def _count(tables: Any, plan: Any, where: str) -> FileConversions:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.executorch.file_conversions import BACKEND_ID, converted_bytes, delegate_blob
-from dimorder.executorch.pte import damage_error, forward_plan, read_tables
+from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables
 from dimorder.executorch.xnn_blob import flatbuffer_of, moved_bytes
 from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
 from dimorder.text import shape_text
@@ -29,7 +29,6 @@ class EdgeOperator(NamedTuple):
 # The operator of an instruction, or of a node in its delegate by that node's debug handle.
 EdgeOperators = Callable[[int, int | None], EdgeOperator]
 
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _HIDDEN = ("flags", "num_dims")  # fields of XNNPACK's nodes that tell a reader nothing
 
 
@@ -80,10 +79,8 @@ def graph_of_file(path: str, operators: EdgeOperators | None = None) -> list[Fil
     where = f"reading {path}"
     tables = read_tables(Path(path).read_bytes(), where)
     plan = forward_plan(tables, where)
-    try:
+    with consistent_tables(where):
         return list(_nodes(tables, plan, operators or (lambda instruction, handle: EdgeOperator())))
-    except _DAMAGE as error:
-        raise damage_error(where, f"contradictory tables ({type(error).__name__}: {error})") from error
 
 
 def _nodes(tables: Any, plan: Any, operators: EdgeOperators) -> Iterator[FileNode]:

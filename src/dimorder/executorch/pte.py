@@ -10,11 +10,12 @@ import gc
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from subprocess import CalledProcessError
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -40,6 +41,16 @@ _DTYPES = {
     "BOOL": "bool",
     "BFLOAT16": "bfloat16",
 }
+# The errors of reading tables whose indices lead nowhere; flatc, which reads delegates, ends with an exit code.
+_DAMAGE = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    UsageError,
+    CalledProcessError,
+)
 _LOADED: WeakSet[PteMethod] = WeakSet()  # their delegates use the pool of threads
 _METHOD = "forward"  # the method that a program is called by
 
@@ -206,6 +217,25 @@ def damage_error(where: str, found: str) -> ContractError:
     return ContractError(where, found, "lower the program again, or copy the file again")
 
 
+@contextmanager
+def consistent_tables(where: str) -> Iterator[None]:
+    """Raise the errors of reading tables that contradict each other as one `ContractError`.
+
+    >>> with consistent_tables("loading net.pte"):
+    ...     [][3]
+    Traceback (most recent call last):
+    dimorder.errors.ContractError: loading net.pte
+      found: tables that contradict each other (IndexError: list index out of range)
+      fix: lower the program again, or copy the file again
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        said = error.found if isinstance(error, UsageError) else error
+        found = f"tables that contradict each other ({type(error).__name__}: {said})"
+        raise damage_error(where, found) from error
+
+
 def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
     """Return the contract of a program, and the tables of the file if another tool wrote it."""
     if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
@@ -217,22 +247,27 @@ def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
 
 def _foreign_contract(file: Path, tables: Any) -> Contract:
     """Return the contract in the tensor table of a .pte: ExecuTorch stores orders, unchecked."""
-    plan = forward_plan(tables, f"loading {file}")
-    symbols: list[Symbol] = []
-    inputs = tuple(_spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs))
-    outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
-    return Contract(inputs, outputs, tuple(symbols))
+    where, symbols = f"loading {file}", list[Symbol]()
+    plan = forward_plan(tables, where)
+    with consistent_tables(where):
+        inputs = tuple(
+            _spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs)
+        )
+        outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
+        return Contract(inputs, outputs, tuple(symbols))
 
 
 def _refuse_dangers(file: Path, tables: Any) -> None:
     """Refuse a program that calls kernels in wrong orders, which no guard at the inputs can repair."""
     from importlib import metadata
 
-    found = dangers(forward_plan(tables, f"loading {file}"), metadata.version("executorch"))
+    where = f"loading {file}"
+    with consistent_tables(where):
+        found = dangers(forward_plan(tables, where), metadata.version("executorch"))
     if found:
         first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
         raise UnsupportedError(
-            f"loading {file}",
+            where,
             f"it calls {first.operator} in {first.orders}{more}: that kernel returns wrong numbers, silently",
             "lower it again with canonicalize(program) and transform_passes=[legalize], "
             "both of dimorder.executorch; `dimorder check` lists every such call",
