@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,7 @@ from dimorder.pipeline import checking
 from dimorder.verification.relative_error import relative_error
 from tests.marks import slow_but
 
-XNNPACK = pytest.param(
-    "xnnpack", marks=pytest.mark.skipif(find_spec("executorch") is None, reason="needs executorch")
-)
-TARGETS = ["torch", XNNPACK]
+TARGETS = ["torch", "xnnpack"]
 N, H, W, L = Dim("N", min=1, max=9), Dim("H", min=6, max=20), Dim("W", min=6, max=20), Dim("L", min=4, max=30)
 Sizes = Sequence[tuple[int, ...]]
 
@@ -142,6 +138,12 @@ NETWORKS: dict[str, tuple[nn.Module, dict[int, Any], Sizes]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def needs(request: pytest.FixtureRequest) -> None:
+    if "target" in request.fixturenames and request.getfixturevalue("target") == "xnnpack":
+        pytest.importorskip("executorch")
+
+
 def example(shape: Sequence[int], seed: int) -> Tensor:
     """Return numbers of mean 0.2, or -0.2 for odd seeds."""
     generator = torch.Generator().manual_seed(seed)
@@ -157,15 +159,13 @@ def errors(run: Any, net: nn.Module, x: Tensor) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "target"),
     slow_but(
-        product(NETWORKS, ["torch", "xnnpack"]),
-        [*product(NETWORKS, ["torch"]), ("convolutions", "xnnpack"), ("two conditions", "xnnpack")],
+        product(NETWORKS, TARGETS),
+        [*product(NETWORKS.keys() - {"convolutions"}, ["torch"]), ("convolutions", "xnnpack")],
     ),
 )
 def test_one_file_takes_the_branch_that_data_choose_at_all_sizes(
     name: str, target: str, tmp_path: Path
 ) -> None:
-    if target == "xnnpack":
-        pytest.importorskip("executorch")
     net, dims, shapes = NETWORKS[name]
     lowered = dimorder.lower(net, (example(shapes[1], 0),), dynamic_shapes=(dims,), target=target)
     assert lowered.plan.ranges is not None and lowered.plan.ranges.unproven is None
@@ -179,7 +179,7 @@ def test_one_file_takes_the_branch_that_data_choose_at_all_sizes(
     assert signs == {True, False}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
 def test_state_may_choose(target: str, tmp_path: Path) -> None:
     lowered = dimorder.lower(Counting(), (example((2, 3), 0),), dynamic_shapes=({0: N},), target=target)
     program = dimorder.load(lowered.save(tmp_path / f"net.{'pt2' if target == 'torch' else 'pte'}"))
@@ -188,7 +188,7 @@ def test_state_may_choose(target: str, tmp_path: Path) -> None:
         assert max(errors(program, net, example((count, 3), seed))) < 1e-5
 
 
-@pytest.mark.parametrize("dims", [None, {0: N}], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("dims", slow_but([None, {0: N}], [{0: N}]), ids=["fixed", "dynamic"])
 def test_a_branch_between_integers_runs_in_floats(dims: dict[int, Any] | None) -> None:
     pytest.importorskip("executorch")
     pytest.importorskip("torchao")
@@ -206,7 +206,7 @@ def test_a_branch_between_integers_runs_in_floats(dims: dict[int, Any] | None) -
             assert error < 0.02  # of the largest value; a quantum is 0.008 of it
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
 def test_an_exported_program_may_have_them(target: str) -> None:
     net, dims, shapes = NETWORKS["convolutions"]
     exported = torch.export.export(net, (example((2, 3, 8, 9), 0),), dynamic_shapes=(dims,))
@@ -215,7 +215,7 @@ def test_an_exported_program_may_have_them(target: str) -> None:
         assert max(errors(lowered.run, net, example(shape, seed))) < 1e-5
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
 def test_there_may_be_one_graph_for_each_size(target: str) -> None:
     net, x = NETWORKS["convolutions"][0], example((2, 3, 8, 9), 0)
     three = Dim("N", min=1, max=3)
@@ -255,8 +255,9 @@ def test_each_branch_is_compared_at_each_point(monkeypatch: pytest.MonkeyPatch) 
     assert compared == pairs * 2  # once for the physical program, once for the artifact
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize(
+    ("taken", "target"), slow_but(product([True, False], TARGETS), [(True, "torch"), (False, "xnnpack")])
+)
 def test_a_wrong_branch_is_found(target: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     class OneAlone(branches.Branches):
         def __init__(self, yes: Any, no: Any) -> None:

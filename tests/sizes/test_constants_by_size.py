@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 from tests.sizes.symbols import PICTURES, TARGETS, errors, lower, refusal, sized
 
 
@@ -27,7 +28,7 @@ class Anchored(nn.Module):
         return (y.flatten(2) + grid[None]) * torch.full((1, grid.shape[1]), 8.0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
 def test_anchors_are_sliced_and_laid_out_in_each_call(target: str) -> None:
     module = Anchored().eval()
     lowered = lower(module, "2x3xHxW", target=target)
@@ -67,7 +68,7 @@ class Positions(nn.Module):
         return self.conv(y.mT + self.table[:length].mT)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
 def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) -> None:
     module = Positions().eval()
     lowered = dimorder.lower(

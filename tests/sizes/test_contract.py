@@ -37,6 +37,11 @@ def test_a_saved_program_of_torch_keeps_its_ranges(tmp_path: Path) -> None:
             assert relative_error(program(x), module(x)) <= 1e-4
 
 
+@pytest.fixture(scope="module")
+def lowered() -> dimorder.Lowered:
+    return lower(Gated().eval(), "Nx3xHxW")
+
+
 def test_a_contract_holds_names_and_ranges() -> None:
     lowered = lower(Gated().eval(), "Nx3xHxW", input_orders="NHWC")
     contract = lowered.contract
@@ -54,15 +59,15 @@ def test_a_contract_holds_names_and_ranges() -> None:
         ((2, 3, 40, 48), "size 40 in dim 2, where H is a multiple of 16"),
     ],
 )
-def test_a_size_outside_of_its_range_is_refused(shape: tuple[int, ...], told: str) -> None:
-    lowered = lower(Gated().eval(), "Nx3xHxW")
+def test_a_size_outside_of_its_range_is_refused(
+    lowered: dimorder.Lowered, shape: tuple[int, ...], told: str
+) -> None:
     with pytest.raises(ContractError) as refused:
         lowered.run(torch.zeros(shape))
     assert str(refused.value).splitlines()[1] == f"  found: {told}"
 
 
-def test_a_range_of_steps_says_what_to_pad_to() -> None:
-    lowered = lower(Gated().eval(), "Nx3xHxW")
+def test_a_range_of_steps_says_what_to_pad_to(lowered: dimorder.Lowered) -> None:
     with pytest.raises(ContractError, match="fix: pad to 48, or lower the program for other sizes"):
         lowered.run(torch.zeros(2, 3, 40, 48))
 

@@ -23,6 +23,7 @@ import dimorder
 from dimorder.errors import VerificationError
 from dimorder.verification import xnnpack_roundings
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 from tests.targets.quantised import by_torchao, by_xnnpack, by_xnnpack_dynamically
 from tests.targets.test_xnnpack_dynamic import Convolved, by_channel, by_rows, near, seeded
 from tests.zoo import perturb, stateful
@@ -99,12 +100,13 @@ def step(first: int, count: int) -> dict[str, Tensor]:
     return {"x": torch.randn(1, count, 32), "at": torch.arange(first, first + count)}
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["xnnpack"]))
 def test_attention_of_four_bits_takes_a_prompt_then_tokens(target: str, tmp_path: Path) -> None:
     net = by_torchao(perturb(Attention(32, 70)).eval(), INT4)
     require_decodes(net, step, {"x": 1, "at": 0}, target, tmp_path)
 
 
+@pytest.mark.slow
 def test_attention_of_pt2e_takes_a_prompt_then_tokens(tmp_path: Path) -> None:
     """PT2E has one step for all tokens of a call; XNNPACK's is finer, one for each."""
     sizes = ({1: TOKENS}, {0: TOKENS})
@@ -158,7 +160,7 @@ def require_decodes(
         assert sorted(errors)[len(errors) // 2] <= typical and max(errors) <= most
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["litert"]))
 def test_a_stream_in_int8_comes_in_pieces_of_any_length(target: str, tmp_path: Path) -> None:
     x, rows = torch.randn(1, 3, 7, 9), ({2: Dim("T", min=1, max=16)},)
     network = by_xnnpack(perturb(stateful.StreamingConv2d()).eval(), x, dims=rows)

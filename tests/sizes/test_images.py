@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import dimorder
+from tests.marks import slow_but
 from tests.sizes.symbols import PICTURES, errors, lower, sized
 
 SHAPE = "Nx3xHxW"
@@ -36,7 +37,7 @@ class Halving(nn.Module):
         return self.head(self.convs(x).relu().mean((2, 3)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
 def test_a_size_that_is_1_in_the_example_varies(target: str) -> None:
     module = Halving().eval()
     dims = {0: Dim("N", max=5), 2: 32 * Dim("H", max=9), 3: 32 * Dim("W", max=9)}
@@ -70,7 +71,7 @@ class Shuffled(nn.Module):
         return self.head(x[:, :6])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["litert"]))
 def test_channels_are_shuffled_at_all_sizes(target: str) -> None:
     module = Shuffled().eval()
     lowered = lower(module, SHAPE, target=target)
@@ -125,8 +126,13 @@ class Parts(nn.Module):
         return self.head((parts * weights).sum(1))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("network", [Halves, Pooled, Parts])
+@pytest.mark.parametrize(
+    ("network", "target"),
+    slow_but(
+        itertools.product([Halves, Pooled, Parts], TARGETS),
+        [(Halves, "torch"), (Pooled, "xnnpack"), (Parts, "litert")],
+    ),
+)
 def test_images_are_reduced_at_all_sizes(network: type[nn.Module], target: str) -> None:
     module = network().eval()
     lowered = lower(module, SHAPE, target=target)

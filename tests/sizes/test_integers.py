@@ -23,6 +23,7 @@ from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.lowered import Lowered
 from dimorder.runtime.guard import check
 from dimorder.targets.litert import model
+from tests.marks import slow_but
 from tests.sizes.symbols import OF_SIZES, errors, refusal
 from tests.targets.quantised import by_xnnpack, quantised
 from tests.zoo import network, perturb
@@ -150,13 +151,13 @@ def lower(network: nn.Module, target: str, **options: Any) -> Lowered:
     return dimorder.lower(network, (torch.randn(SHAPE),), dynamic_shapes=PICTURES, target=target, **options)
 
 
-@pytest.fixture(scope="module", params=SUFFIX)
+@pytest.fixture(scope="module", params=slow_but(SUFFIX, ["xnnpack"]))
 def pool(request: pytest.FixtureRequest) -> Lowered:
     return lower(made(pooled), request.param)
 
 
 # XNNPACK has a hard swish of integers, and LiteRT has none.
-@pytest.mark.parametrize(("target", "islands"), [("xnnpack", 1), ("litert", 2)])
+@pytest.mark.parametrize(("target", "islands"), slow_but([("xnnpack", 1), ("litert", 2)], [("litert", 2)]))
 def test_gates_are_float_islands_at_all_sizes(target: str, islands: int) -> None:
     lowered = lower(made(gated), target)
     assert len(lowered.plan.float_islands) == islands
@@ -216,7 +217,7 @@ def test_integers_may_be_read_as_numbers_alone(target: str, dims: Any) -> None:
     assert max(errors(lowered, module, x)) <= 1e-5
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["xnnpack"]))
 def test_what_is_cut_of_a_convolution_is_never_computed(target: str) -> None:
     lowered = lower(made(cropped), target)
     if target == "xnnpack":
@@ -224,7 +225,7 @@ def test_what_is_cut_of_a_convolution_is_never_computed(target: str) -> None:
     require_its_bits(lowered)
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["litert"]))
 def test_a_quantised_constant_is_repeated_for_each_picture(target: str) -> None:
     x, dims = torch.randn(SHAPE), ({0: Dim("N", min=1, max=6)},)
     network = by_xnnpack(perturb(Tokens().eval()), x, dims=dims)
@@ -232,7 +233,7 @@ def test_a_quantised_constant_is_repeated_for_each_picture(target: str) -> None:
     require_its_bits(lowered, (1, *SHAPE[2:]), (5, *SHAPE[2:]))
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["xnnpack"]))
 def test_quantised_anchors_are_quantised_in_the_delegate(target: str) -> None:
     x, dims = torch.randn(1, 3, 32, 40), ({2: 8 * Dim("H", min=3, max=9), 3: 8 * Dim("W", min=4, max=11)},)
     torch.manual_seed(0)
@@ -244,7 +245,7 @@ def test_quantised_anchors_are_quantised_in_the_delegate(target: str) -> None:
     require_its_bits(lowered, (1, 24, 32), (1, 72, 88), (1, 24, 88), (1, 56, 40))
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["xnnpack"]))
 def test_one_pixel_is_repeated_along_two_dynamic_sizes(target: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(SHAPE)
@@ -285,7 +286,7 @@ def test_the_network_is_near_and_the_guard_keeps_its_ranges(pool: Lowered, tmp_p
     assert str(refused.value).splitlines()[1] == "  found: size 7 in dim 0, where N is from 1 to 6"
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["litert"]))
 def test_the_caller_passes_integers_of_any_size(target: str) -> None:
     types = {"input_types": "int8", "output_types": "int8"}
     lowered = lower(made(pooled), target, **types, input_orders="NHWC")

@@ -13,6 +13,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.cli import main
 from dimorder.errors import UsageError
+from tests.marks import slow_but
 from tests.targets.quantised import by_xnnpack
 from tests.zoo.network import perturb
 
@@ -58,7 +59,7 @@ def test_each_graph_has_its_size_the_same_orders_and_a_proof(target: str, networ
         torch.testing.assert_close(lowered.run(x), network(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["tosa", "ethos-u85-256"])
+@pytest.mark.parametrize("target", slow_but(["tosa", "ethos-u85-256"], ["ethos-u85-256"]))
 def test_so_has_each_graph_of_integers(target: str, network: nn.Module) -> None:
     quantised = by_xnnpack(network, X, dims=DIMS)
     found = dimorder.lower_sizes(quantised, (X,), dynamic_shapes=DIMS, target=target)

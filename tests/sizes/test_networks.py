@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from dimorder.contract import Symbol
 from dimorder.lowered import Lowered
 from dimorder.verification.relative_error import relative_error
 from tests import zoo
+from tests.marks import slow_but
 from tests.sizes.symbols import OF_SIZES, PICTURES, RANGES, TARGETS, TIMES, errors, lower, sized
 
 BATCHES = [{"N": n} for n in (1, 2, 4, 7, 15, 16)]
@@ -24,29 +25,29 @@ BATCHES = [{"N": n} for n in (1, 2, 4, 7, 15, 16)]
 DILATED = [{"H": h, "W": w} for h, w in ((32, 48), (96, 112), (96, 48), (32, 112), (64, 64), (48, 80))]
 
 
-def _slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
+NETWORKS: dict[str, tuple[str, list[dict[str, int]]]] = {
+    "unet": ("1x3xHxW", PICTURES),
+    "pnet": ("1x3xHxW", PICTURES),
+    "vit_128": ("Nx3x64x64", BATCHES),
+    "tcn": ("Nx6x200", BATCHES),
+    "resnet18": ("Nx3x64x64", BATCHES),
+    "mobilenet_v3_small": ("Nx3x64x64", BATCHES),
+    "shufflenet_v2_x1_0": ("Nx3x64x64", BATCHES),
+    "convnext_tiny": ("Nx3x64x64", BATCHES),
+    "espcn": ("1x3xHxW", PICTURES),
+    "deeplabv3_mobilenet_v3_large": ("1x3xHxW", DILATED),
+}
 
 
-NETWORKS = [
-    ("unet", "1x3xHxW", PICTURES),
-    ("pnet", "1x3xHxW", PICTURES),
-    ("vit_128", "Nx3x64x64", BATCHES),
-    ("tcn", "Nx6x200", BATCHES),
-    _slow("resnet18", "Nx3x64x64", BATCHES),
-    _slow("mobilenet_v3_small", "Nx3x64x64", BATCHES),
-    _slow("shufflenet_v2_x1_0", "Nx3x64x64", BATCHES),
-    _slow("convnext_tiny", "Nx3x64x64", BATCHES),
-    _slow("espcn", "1x3xHxW", PICTURES),
-    _slow("deeplabv3_mobilenet_v3_large", "1x3xHxW", DILATED),
-]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("name", "shape", "points"), NETWORKS)
-def test_one_program_gives_eagers_numbers_at_every_size(
-    name: str, shape: str, points: list[dict[str, int]], target: str
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    slow_but(
+        product(NETWORKS, TARGETS),
+        [("pnet", "torch"), *product(("unet", "vit_128", "tcn"), ["xnnpack"])],
+    ),
+)
+def test_one_program_gives_eagers_numbers_at_every_size(name: str, target: str) -> None:
+    shape, points = NETWORKS[name]
     module = zoo.network(name).build()
     lowered = lower(module, shape, target=target)
     assert lowered.artifact.delegates == (target == "xnnpack")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.lowered import Lowered
+from tests.marks import slow_but
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
@@ -70,15 +72,20 @@ def lower(network: nn.Module, target: str, name: str = "words", **options: Any) 
     return dimorder.lower(quantized, inputs(name, 7), target=target, **options)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    slow_but(
+        product(NETWORKS, TARGETS),
+        [("words", "ethos-u85-256"), ("counted positions", "litert"), ("a mask", "xnnpack")],
+    ),
+)
 def test_a_table_is_read_as_it_is_stored(name: str, target: str) -> None:
     program = lower(NETWORKS[name](), target, name).physical
     tables = [x for x in (*program.constants.values(), *program.buffers()) if x.shape == (WORDS, WIDE)]
     assert [x.dtype for x in tables] == [torch.int8]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_but(NETWORKS, ["counted positions"]))
 def test_arms_reference_model_reads_the_same(name: str) -> None:
     assert lower(NETWORKS[name](), "tosa", name, run_artifact=True).verified.artifact_ran
 
