@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph import branches
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 
-XNNPACK = pytest.param(
-    "xnnpack", marks=pytest.mark.skipif(find_spec("executorch") is None, reason="needs executorch")
-)
+TARGETS = ["torch", "xnnpack"]
 
 
 class Gated(nn.Module):
@@ -63,6 +62,12 @@ class Outliving(nn.Module):
         return x.clone(), x.repeat(count, 1).tanh().amax(0, keepdim=True)
 
 
+@pytest.fixture(autouse=True)
+def needs(request: pytest.FixtureRequest) -> None:
+    if "target" in request.fixturenames and request.getfixturevalue("target") == "xnnpack":
+        pytest.importorskip("executorch")
+
+
 def given(shift: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, 7, 9, generator=torch.Generator().manual_seed(seed)), torch.tensor(shift)
 
@@ -74,8 +79,9 @@ def check(run: Any, net: nn.Module, *inputs: Tensor) -> None:
         assert relative_error(got, want) < 1e-5
 
 
-@pytest.mark.parametrize("target", ["torch", XNNPACK])
-@pytest.mark.parametrize("shift", [-5.0, 5.0])
+@pytest.mark.parametrize(
+    ("shift", "target"), slow_but(product([-5.0, 5.0], TARGETS), [(-5.0, "torch"), (5.0, "xnnpack")])
+)
 def test_a_file_takes_the_branch_that_data_choose(target: str, shift: float, tmp_path: Path) -> None:
     net = Gated().eval()
     lowered = dimorder.lower(net, given(shift), target=target)
@@ -88,7 +94,7 @@ def test_a_file_takes_the_branch_that_data_choose(target: str, shift: float, tmp
                 check(run, net, *given(other, seed))
 
 
-@pytest.mark.parametrize("target", ["torch", XNNPACK])
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
 def test_what_one_chose_outlives_another(target: str) -> None:
     lowered = dimorder.lower(Outliving(), given(1.0), target=target)
     for seed in range(4):
@@ -96,7 +102,7 @@ def test_what_one_chose_outlives_another(target: str) -> None:
             check(lowered.run, Outliving(), *given(shift, seed))
 
 
-@pytest.mark.parametrize("target", ["torch", XNNPACK])
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
 def test_a_condition_of_what_another_chose(target: str) -> None:
     net = Two()
     lowered = dimorder.lower(net, (torch.rand(3, 5),), target=target)
@@ -104,8 +110,9 @@ def test_a_condition_of_what_another_chose(target: str) -> None:
         assert relative_error(lowered.run(x), net(x)) < 1e-5
 
 
-@pytest.mark.parametrize("target", ["torch", XNNPACK])
-@pytest.mark.parametrize("shift", [-5.0, 5.0])
+@pytest.mark.parametrize(
+    ("shift", "target"), slow_but(product([-5.0, 5.0], TARGETS), [(-5.0, "torch"), (5.0, "xnnpack")])
+)
 def test_a_branch_that_the_example_does_not_choose_is_compared_too(
     target: str, shift: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

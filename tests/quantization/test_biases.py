@@ -12,6 +12,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.quantization import quantize as quantizing
+from tests.marks import slow_but
 
 
 class Depthwise(nn.Module):
@@ -56,7 +57,7 @@ def means(run: nn.Module, examples: list[Tensor]) -> Tensor:
         return torch.stack([run(x) for x in examples]).mean((0, 1))
 
 
-@pytest.mark.parametrize("target", ["xnnpack", "tosa"])
+@pytest.mark.parametrize("target", slow_but(["xnnpack", "tosa"], ["tosa"]))
 def test_the_means_of_a_quantised_network_are_nearer_to_the_float_ones(monkeypatch, target: str) -> None:
     if target == "tosa":
         pytest.importorskip("ethosu")
@@ -75,7 +76,7 @@ def test_the_means_of_a_quantised_network_are_nearer_to_the_float_ones(monkeypat
     assert lowered.verified.max_rel_error < 0.05
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", slow_but([nn.LSTM, nn.GRU], [nn.LSTM]))
 def test_linears_of_a_recurrent_layer_are_not_taken_for_the_networks_own(kind: type[nn.RNNBase]) -> None:
     pytest.importorskip("ethosu")
     net, examples = Recurrent(kind).eval(), inputs(4, 5, 11)

@@ -87,6 +87,7 @@ class Shuffled(nn.Module):
 IMAGE = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 def test_a_network_is_one_delegate_with_fewer_transposes() -> None:
     stock, ours = compare(Shuffled().eval(), IMAGE)
     assert ours < stock
@@ -94,7 +95,8 @@ def test_a_network_is_one_delegate_with_fewer_transposes() -> None:
 
 def test_an_input_in_nhwc_needs_none_of_its_own() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    assert compare(model, IMAGE, input_orders="NHWC")[1] == 0
+    stock, ours = compare(model, IMAGE, input_orders="NHWC")
+    assert ours == 0 < stock
 
 
 def test_what_moves_moves_integers_and_weights_stay_integers() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 from tests.zoo import perturb, stateful
 
 pytest.importorskip("torchao")
@@ -28,7 +29,7 @@ def worst_error(program: dimorder.Program, network: nn.Module, calls: list[dict[
     return max(errors)
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["xnnpack"]))
 def test_a_stream_in_int8(target: str, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
 
@@ -49,7 +50,7 @@ def test_a_stream_in_int8(target: str, tmp_path: Path) -> None:
         program.reset()
 
 
-@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("target", slow_but(SUFFIX, ["litert"]))
 def test_a_decoder_with_integer_weights(target: str, tmp_path: Path) -> None:
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 

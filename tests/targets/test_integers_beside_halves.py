@@ -79,7 +79,7 @@ def lower(network: nn.Module, x: Tensor, target: str) -> Lowered:
 
 @pytest.mark.parametrize(
     ("target", "has_block"),
-    slow_but(product(FLOATS, (False, True)), [*product(FLOATS, [False]), ("xnnpack", True)]),
+    slow_but(product(FLOATS, (False, True)), [("litert", False), ("xnnpack", True)]),
 )
 def test_float16_beside_int8(target: str, has_block: bool) -> None:
     lowered = lower(Mixed(torch.float16, has_block), X, target)
@@ -88,12 +88,12 @@ def test_float16_beside_int8(target: str, has_block: bool) -> None:
         assert islands.isdisjoint({"aten.relu", "dimorder.depthwise_conv2d_nhwc"})  # of the backbone
 
 
-@pytest.mark.parametrize("has_block", [False, True])
+@pytest.mark.parametrize("has_block", slow_but([False, True], [False]))
 def test_bfloat16_beside_int8(has_block: bool) -> None:
     lower(Mixed(torch.bfloat16, has_block), X, "xnnpack")
 
 
-@pytest.mark.parametrize("target", FLOATS)
+@pytest.mark.parametrize("target", slow_but(FLOATS, ["xnnpack"]))
 def test_a_network_of_float16_that_is_quantised_computes_in_integers(target: str) -> None:
     network = by_xnnpack(nn.Sequential(seeded(Backbone), seeded(Head)).half(), X.half())
     lowered = lower(network, X.half(), target)
@@ -103,7 +103,10 @@ def test_a_network_of_float16_that_is_quantised_computes_in_integers(target: str
 
 @pytest.mark.parametrize(
     ("target", "dtype"),
-    [("tosa", torch.float16), ("tosa", torch.bfloat16), ("ethos-u85-256", torch.float16)],
+    slow_but(
+        [("tosa", torch.float16), ("tosa", torch.bfloat16), ("ethos-u85-256", torch.float16)],
+        [("tosa", torch.float16)],
+    ),
 )
 def test_a_target_of_integers_takes_those_of_a_network_of_half_precision(
     target: str, dtype: torch.dtype
@@ -172,8 +175,10 @@ def test_a_sum_of_float16_is_read_as_it_is_and_quantised(target: str) -> None:
         assert (got.double() - wanted.double()).norm() <= 0.01 * wanted.double().norm()
 
 
-@pytest.mark.parametrize("target", FLOATS)
-@pytest.mark.parametrize("by", ["PT2E", "torchao"])
+@pytest.mark.parametrize(
+    ("by", "target"),
+    slow_but(product(["PT2E", "torchao"], FLOATS), [("PT2E", "litert"), ("torchao", "xnnpack")]),
+)
 def test_float16_that_is_quantised_dynamically(target: str, by: str) -> None:
     net = seeded(lambda: nn.Sequential(nn.Linear(14, 11), nn.ReLU(), nn.Linear(11, 5))).half()
     x = X[0].half()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.report.plan_page import plan_page
 from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
 from tests.small_networks import OneInput
 from tests.zoo import perturb, stateful
 
@@ -63,8 +65,20 @@ def require_same(program: dimorder.Program, wanted: list[list[Tensor]], calls: C
         assert max(errors) <= 1e-5, f"call {number}: {errors}"
 
 
-@pytest.mark.parametrize("target", SUFFIX)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    slow_but(
+        product(NETWORKS, SUFFIX),
+        [
+            *(("counter", target) for target in SUFFIX),
+            ("streaming conv 1-d", "torch"),
+            ("streaming conv 2-d", "xnnpack"),
+            ("tcn", "litert"),
+            ("gpt2", "xnnpack"),
+            ("llama", "litert"),
+        ],
+    ),
+)
 def test_ten_calls_equal_eager(name: str, target: str, tmp_path: Path) -> None:
     make, calls = NETWORKS[name]
     network = make()
