@@ -29,6 +29,11 @@ class Joined(nn.Module):
         return torch.cat([x, y], 1).relu()
 
 
+class Shifted(nn.Module):
+    def forward(self, x, y):
+        return (x.permute(0, 2, 3, 1) + y).relu()
+
+
 class Turned(nn.Module):
     """One conversion."""
 
@@ -112,6 +117,24 @@ def test_a_network_is_checked_as_stock_lowering_would_make_it(capfd):
     found = json.loads(capfd.readouterr().out)
     assert (found["boundaries"], found["fed"], found["operators"][0]["operator"]) == (None, {}, "cat")
     assert set(found) == KEYS and found["conversion_count"] is found["bytes"] is None
+
+
+def test_an_order_that_no_input_can_have_is_refused(capfd):
+    text = refused(capfd, ["check", f"{HERE}:Joined", *TWO, "--input-order", "NHCW"], 2)
+    assert text.startswith("dim order 'NHCW'\n  found: no order of this name for 4 dims")
+
+
+def test_inputs_of_another_rank_than_the_orders_keep_theirs(capfd):
+    mixed = ["--input", "x=2x3x5x7", "--input", "y=3"]
+    assert main(["check", f"{HERE}:Shifted", *mixed, "--input-order", "NHWC"]) == 1
+    assert capfd.readouterr().out.startswith("refused  permute NHWC (0, 2, 3, 1) in")
+
+
+@pytest.mark.parametrize("name", ["safe.pte", "net.pt2"])
+def test_an_order_for_a_file_which_has_its_own_is_refused(files, name, capfd):
+    text = refused(capfd, ["check", files / name, "--input-order", "NHWC"], 2)
+    assert text.splitlines()[0].startswith("--input-order NHWC, for ")
+    assert "the file has the orders of its inputs" in text
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dimorder import targets
+from dimorder.algebra.dim_order import DimOrder
 from dimorder.cli import models
 from dimorder.cli.answer import DONE, NO, Answer
 from dimorder.cli.console import ProgressLine
@@ -72,14 +74,19 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
 def _check(name: str, options: argparse.Namespace, progress: ProgressLine) -> Any:
     """Return the content of a file, or the verdicts on a network."""
     progress(f"reading {name}")
-    if not name.endswith(".pt2") and (":" not in name or Path(name).exists()):
+    is_program, order = name.endswith(".pt2"), options.input_order
+    is_file = is_program or ":" not in name or Path(name).exists()
+    if is_file and order is not None:
+        where = f"--input-order {order}, for {name}"
+        raise UsageError(where, "the file has the orders of its inputs", "leave --input-order out")
+    if is_file and not is_program:
         return _check_file(name)
     from dimorder import executorch
 
     model = models.load_model(name, dict(options.arg))
     args, kwargs = models.example_inputs(model, options.input)
     progress("exporting")
-    return executorch.check_program(_export(model, args, kwargs, options.input_order))
+    return executorch.check_program(_export(model, args, kwargs, order))
 
 
 def _count_conversions(name: str, found: Any) -> int:
@@ -116,23 +123,34 @@ def _check_file(path: str) -> FileSummary:
 def _export(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
     """Return a network as an exported program; its inputs of the order's rank have that order."""
     import torch
-
-    from dimorder.algebra.dim_order import DimOrder
+    from torch.utils import _pytree as pytree
 
     if isinstance(model, torch.export.ExportedProgram):
         return model
+    given = (tuple(args), dict(kwargs or {}))
+    if order is not None:
+        orders = _orders_by_rank(order, {x.dim() for x in pytree.tree_leaves(given) if hasattr(x, "dim")})
 
-    def placed(x: Any) -> Any:
-        if order is None or not isinstance(x, torch.Tensor):
-            return x
+        def placed(x: torch.Tensor) -> torch.Tensor:
+            if x.dim() not in orders:
+                return x
+            return torch.empty_strided(x.shape, orders[x.dim()].strides(x.shape), dtype=x.dtype).copy_(x)
+
+        given = pytree.tree_map_only(torch.Tensor, placed, given)
+    return torch.export.export(model, *given)
+
+
+def _orders_by_rank(order: str, ranks: Iterable[int]) -> dict[int, DimOrder]:
+    """Return the order for each rank that it fits. Raises `UsageError` if it fits none."""
+    orders, errors = dict[int, DimOrder](), list[UsageError]()
+    for rank in sorted(ranks):
         try:
-            wanted = DimOrder.parse(order, x.dim())
-        except UsageError:
-            return x  # of another rank
-        return torch.empty_strided(x.shape, wanted.strides(x.shape), dtype=x.dtype).copy_(x)
-
-    args, kwargs = torch.utils._pytree.tree_map(placed, (tuple(args), dict(kwargs or {})))
-    return torch.export.export(model, args, kwargs)
+            orders[rank] = DimOrder.parse(order, rank)
+        except UsageError as error:
+            errors.append(error)
+    if errors and not orders:
+        raise errors[-1]
+    return orders
 
 
 COMMAND = Command(
