@@ -76,7 +76,7 @@ def _require_one_state(path: Path, networks: Mapping[str, Lowered]) -> None:
     for name, lowered in networks.items():
         for spec, buffer in zip(lowered.contract.state, lowered.program.state, strict=True):
             other, known, initial = found.setdefault(spec.name, (name, spec, buffer.initial))
-            if spec == known and torch.equal(buffer.initial, initial):
+            if spec == known and _have_equal_bits(buffer.initial, initial):
                 continue
             differ = f"{name!r} begins with other values than {other!r}"
             if spec != known:
@@ -96,10 +96,17 @@ def _require_the_same(where: str, run: Run, lowered: Lowered) -> None:
     wanted, got = lowered.artifact.start()(inputs), run(inputs)
     restart(run)
     for one, other in zip(got, wanted, strict=True):
-        if not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)):
+        if not _have_equal_bits(one, other):
             raise VerificationError(
                 where, "other results than the network alone gives", "report these networks"
             )
+
+
+def _have_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have one type, one shape and the same bits, NaN included."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(*(x.contiguous().view(-1).view(torch.uint8) for x in (a, b)))
 
 
 def load_signatures(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> dict[str, Program]:

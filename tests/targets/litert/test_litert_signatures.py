@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dimorder
+from dimorder.errors import VerificationError
+from dimorder.signatures import _require_the_same
 
 pytest.importorskip("ai_edge_litert")
 
@@ -28,6 +32,18 @@ class Frames(nn.Module):
         frames = torch.cat([self.last, x], 2)
         self.last.copy_(frames[:, :, -self.kept :])
         return self.conv(frames) * self.scale
+
+
+class Constant(NamedTuple):
+    """A signature with one result, whatever its inputs."""
+
+    value: float
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.full((2, 3), self.value)]
+
+    def reset(self) -> None:
+        pass
 
 
 def frames(count: int, seed: int) -> Tensor:
@@ -99,6 +115,21 @@ def test_state_that_differs_is_not_shared(
     with pytest.raises(dimorder.DimorderError, match="leave out share_state") as raised:
         dimorder.save_signatures(file, {"long": networks["long"], "other": lowered}, share_state=True)
     assert found in str(raised.value) and not file.exists()
+
+
+@pytest.mark.parametrize(("wanted", "given"), [(float("nan"), 0.0), (float("inf"), 3.4028234663852886e38)])
+def test_special_values_are_no_other_numbers(wanted: float, given: float) -> None:
+    lowered = dimorder.lower(nn.ReLU(), (torch.full((2, 3), wanted),))
+    _require_the_same("signature", Constant(wanted), lowered)
+    with pytest.raises(VerificationError, match="other results than the network alone"):
+        _require_the_same("signature", Constant(given), lowered)
+
+
+def test_buffers_that_both_begin_as_nan_are_shared(tmp_path: Path) -> None:
+    networks = {
+        str(n): dimorder.lower(Frames(initial=float("nan")), (frames(n, 0),), target="litert") for n in (8, 9)
+    }
+    assert dimorder.save_signatures(tmp_path / "net.tflite", networks, share_state=True).exists()
 
 
 def test_other_targets_have_one_program_in_a_file(tmp_path: Path) -> None:
