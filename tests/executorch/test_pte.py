@@ -1,7 +1,8 @@
-"""Test that files whose tables contradict each other are refused, and never end in a traceback."""
+"""Test that a file is refused whose tables contradict each other, or which calls kernels that are wrong."""
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("executorch")
 
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 
-from dimorder.errors import ContractError
+from dimorder.errors import ContractError, UnsupportedError
 from dimorder.executorch import check_file
 from dimorder.executorch.file_graph import graph_of_file
 from dimorder.executorch.lowering_paths import stock
@@ -43,3 +44,21 @@ def damaged(request: pytest.FixtureRequest, data: bytes, tmp_path: Path) -> Path
 def test_tables_that_contradict_each_other_are_refused(read, damaged):
     with pytest.raises(ContractError, match="tables that contradict each other"):
         read(str(damaged))
+
+
+class Joined(torch.nn.Module):
+    """Wrong on the portable kernels of ExecuTorch 1.5.1 if its inputs are channels-last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x], 1)
+
+
+def test_a_build_with_a_suffix_has_the_kernels_of_its_version(tmp_path, monkeypatch):
+    x = torch.ones(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    path = tmp_path / "joined.pte"
+    path.write_bytes(stock("portable")(torch.export.export(Joined(), (x,))))
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version(name) + "+cpu" * (name == "executorch"))
+    assert [row.verdict for row in check_file(path).rows] == ["wrong"]
+    with pytest.raises(UnsupportedError, match="that kernel returns wrong numbers, silently"):
+        load(path)

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import consistent_tables, forward_plan, read_contract, read_tables
-from dimorder.runtime.kernels import KernelTable, KernelVerdict, kernel_calls
+from dimorder.runtime.kernels import KernelTable, KernelVerdict, executorch_version, kernel_calls
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
 
@@ -131,7 +130,7 @@ def check_file(path: str | os.PathLike[str]) -> Check:
     """
     where, contract = f"loading {path}", read_contract(path)
     tables = read_tables(Path(path).read_bytes(), where)
-    verdicts = KernelTable.shipped(metadata.version("executorch"))
+    verdicts = KernelTable.shipped(executorch_version())
     with consistent_tables(where):
         calls = kernel_calls(forward_plan(tables, where))
     rows = []

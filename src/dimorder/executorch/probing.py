@@ -10,7 +10,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +28,7 @@ from dimorder.runtime.kernels import (
     KernelCall,
     KernelTable,
     KernelVerdict,
+    executorch_version,
     signature,
 )
 
@@ -106,7 +106,7 @@ def tabulate(
             key = f"{call.rank} {call.signature}"
             found[key] = max(found.get(key, "right"), outcome.verdict or "right", key=VERDICTS.index)
     frozen = {backend: MappingProxyType(dict(found)) for backend, found in rows.items()}
-    return KernelTable(metadata.version("executorch"), MappingProxyType(frozen))
+    return KernelTable(executorch_version(), MappingProxyType(frozen))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from subprocess import CalledProcessError
+from subprocess import CalledProcessError as FlatcError
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -26,7 +26,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError
-from dimorder.runtime.kernels import dangers
+from dimorder.runtime.kernels import dangers, executorch_version
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
 _DTYPES = {
@@ -41,16 +41,8 @@ _DTYPES = {
     "BOOL": "bool",
     "BFLOAT16": "bfloat16",
 }
-# The errors of reading tables whose indices lead nowhere; flatc, which reads delegates, ends with an exit code.
-_DAMAGE = (
-    LookupError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    UsageError,
-    CalledProcessError,
-)
+# The errors of reading tables whose indices lead nowhere. The process of flatc reads delegates.
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError, FlatcError)
 _LOADED: WeakSet[PteMethod] = WeakSet()  # their delegates use the pool of threads
 _METHOD = "forward"  # the method that a program is called by
 
@@ -259,11 +251,9 @@ def _foreign_contract(file: Path, tables: Any) -> Contract:
 
 def _refuse_dangers(file: Path, tables: Any) -> None:
     """Refuse a program that calls kernels in wrong orders, which no guard at the inputs can repair."""
-    from importlib import metadata
-
     where = f"loading {file}"
     with consistent_tables(where):
-        found = dangers(forward_plan(tables, where), metadata.version("executorch"))
+        found = dangers(forward_plan(tables, where), executorch_version())
     if found:
         first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
         raise UnsupportedError(

@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from dimorder.cmake import CPP
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.executorch import pte
+from dimorder.runtime.kernels import executorch_version
 from dimorder.runtime.program import Program
 
 _TOLERANCE = 1e-4  # of the largest magnitude, for floats; integers are compared exactly
@@ -95,7 +95,7 @@ def _write(
     filled = {
         "@ARGUMENTS@": " ".join(arguments),
         "@CONTRACT@": str(contract),
-        "@VERSION@": metadata.version("executorch").split("+")[0],
+        "@VERSION@": executorch_version(),
     }
     for template in sorted((CPP / "project").iterdir()):
         text = template.read_text()

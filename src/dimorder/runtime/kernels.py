@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -30,6 +31,11 @@ LEGEND = (
     "C contiguous, L channels-last, l an order that sizes of 1 make the same as contiguous, "
     "X another, o fewer dims"
 )
+
+
+def executorch_version() -> str:
+    """Return the version of the installed ExecuTorch, without the suffix of a build, such as "+cpu"."""
+    return metadata.version("executorch").split("+")[0]
 
 
 @dataclass(frozen=True)
