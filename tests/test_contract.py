@@ -99,6 +99,8 @@ def test_a_contract_is_hashable():
         (lambda d: d["inputs"][0].update(shape=[-1, 3, 5, 7]), "-1 is no size"),
         (lambda d: d["inputs"][0].update(shape=[1.5, 3, 5, 7]), "1.5 is no size"),
         (lambda d: d.update(inputs=7), "a wrong type"),
+        (lambda d: d["inputs"][0].update(scale="a"), "a wrong type"),
+        (lambda d: d["inputs"][0].update(scale=10**400), "a wrong type"),
         (lambda d: d["symbols"][0].update(minimum=9), "range 9 to 8"),
     ],
 )

@@ -348,7 +348,7 @@ class Contract:
             )
         except UsageError as error:
             raise ContractError(where, f"{error.where}: {error.found}", fix) from error
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             found = f"an entry that is missing or of a wrong type ({error!r})"
             raise ContractError(where, found, fix) from error
 
