@@ -45,12 +45,12 @@ def check_outputs(paths: Mapping[str, str | None]) -> None:
     files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
     for option, path in files.items():
         where = f"{option} {path}"
-        if path.is_dir() or (path.exists() and not path.is_file()):
-            raise UsageError(where, "a folder or a device", "name a file")
         if list(files.values()).count(path) > 1:
             raise UsageError(where, "given for two files", "give each its own name")
-        probe = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
+            if path.is_dir() or (path.exists() and not path.is_file()):
+                raise UsageError(where, "a folder or a device", "name a file")
+            probe = path.with_name(f".{path.name}.{os.getpid()}.part")
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -81,10 +81,10 @@ def _json(data: object) -> str:
     return data.rstrip() if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
 
 
-def read_json(path: str) -> Any:
-    """Read a file that `--json` wrote. Raises `UsageError` for a file that is missing or no JSON."""
+def read_json(path: str, fix: str = "give a file that --json wrote") -> Any:
+    """Read a file of JSON. Raises `UsageError` with this fix for a file that is missing or no JSON."""
     try:
         return json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or f"no JSON: {error}"
-        raise UsageError(path, found, "give a file that --json wrote") from error
+        raise UsageError(path, found, fix) from error

@@ -122,13 +122,14 @@ def _convert(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     from dimorder.cpu import family
     from dimorder.eager import transposition
 
+    old = _read_table(options.output)
     table = transposition.measure(progress=progress)
     lines = [f"{family()}, one thread, over torch's copy; elsewhere torch's copy is taken"]
     for itemsize, cells in table.items():
         for cell, gains in cells.items():
             ways = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())
             lines.append(f"  {itemsize} bytes  {cell:10}  {ways}")
-    return Answer("\n".join(lines), files=_with_table(options.output, family(), table))
+    return Answer("\n".join(lines), files=_with_table(options.output, old, family(), table))
 
 
 def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
@@ -141,6 +142,7 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     from dimorder.latency import kernel_times
 
     threads = torch.get_num_threads() if options.threads is None else options.threads
+    old = _read_table(options.output)
     with installed("the kernels of XNNPACK", "pip install 'dimorder[executorch]'"):
         found = kernel_times.measure(family(), threads, progress=progress)
     slower: dict[str, list[float]] = {}
@@ -152,14 +154,26 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     ]
     for name, times in slower.items():
         lines.append(f"  {name:24} {min(times):6.1f} to {max(times):6.1f} times what that takes")
-    return Answer("\n".join(lines), files=_with_table(options.output, found.family, found.to_dict()))
+    return Answer("\n".join(lines), files=_with_table(options.output, old, found.family, found.to_dict()))
 
 
-def _with_table(path: str | None, family: str, table: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+def _read_table(path: str | None) -> dict[str, Any]:
+    """Return the table to add to; raise `UsageError` before the measurement if the file has none."""
+    if not path or not Path(path).exists():
+        return {}
+    fix = "name a new file, or a table to add to"
+    table = read_json(path, fix)
+    if not isinstance(table, dict):
+        raise UsageError(path, f"a {type(table).__name__}, where a table has families of CPUs", fix)
+    return table
+
+
+def _with_table(
+    path: str | None, old: Mapping[str, Any], family: str, table: Mapping[str, Any]
+) -> list[tuple[str, bytes]]:
     """Return a file of measurements to which those of one family of CPUs are added."""
     if not path:
         return []
-    old = read_json(path) if Path(path).exists() else {}
     text = json.dumps({**old, family: table}, indent=1)
     text = re.sub(r"\[[\d\s,.]+\]", lambda row: " ".join(row[0].split()), text)  # a row in a line
     return [(path, f"{text}\n".encode())]
