@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "errors": set(),
     "text": set(),
     "files": {"errors"},
-    "cpu": set(),
+    "cpu": {"errors"},
     "clock": set(),
     "algebra": {"errors"},
     "planning": set(),
@@ -130,6 +130,7 @@ MAY_IMPORT = {
     },
     "api": {
         "errors",
+        "cpu",
         "clock",
         "capture",
         "plans",

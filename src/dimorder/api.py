@@ -12,6 +12,7 @@ from typing import Any
 
 from dimorder.capture.integer_boundary import Types
 from dimorder.clock import Clock, Progress
+from dimorder.cpu import require_threads
 from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
 from dimorder.pipeline.checking import Checks
@@ -324,8 +325,7 @@ def load(
 
 
 def _set_threads(target: Target, count: int) -> None:
-    if count < 1:
-        raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
+    require_threads(count)
     if target.runtime.set_threads is None:
         raise UsageError(f"{count} threads", f"target {target.name} has no choice of them", "leave it out")
     target.runtime.set_threads(count)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from dimorder.errors import UsageError
+
 _MAKERS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
 
@@ -24,6 +26,12 @@ def family() -> str:
     vendor = linux_says("vendor_id") or platform.processor()  # other systems say `..., GenuineIntel`
     maker = [name for word, name in _MAKERS.items() if word in vendor]
     return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *maker])
+
+
+def require_threads(count: int) -> None:
+    """Raise `UsageError` if there are no threads to run with."""
+    if count < 1:
+        raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
 
 
 def linux_says(field: str) -> str:

@@ -89,12 +89,20 @@ def test_wrong_use_is_told():
     model, args = network()
     for options, text in (
         ({"rounds": 4}, "4 rounds"),
+        ({"threads": 0}, "0 threads"),
         ({"targets": ()}, "the targets"),
         ({"targets": ("none",)}, "no target 'none'"),
         ({"against": ("none",)}, "no runtime 'none'"),
     ):
         with pytest.raises(UsageError, match=text):
             bench.measure(model, args, **options)
+
+
+def test_torch_has_as_many_threads_afterwards_as_before():
+    threads = torch.get_num_threads()
+    found = bench.measure(*network(), targets=("torch",), against=(), rounds=5, threads=threads + 1)
+    assert found.threads == threads + 1 == found.environment["threads"]
+    assert torch.get_num_threads() == threads
 
 
 def test_a_runtime_that_is_not_installed_says_what_installs_it(monkeypatch):

@@ -9,8 +9,8 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dimorder.clock import Progress, StepPart
-from dimorder.cpu import describe_machine, machine
+from dimorder.cpu import describe_machine, machine, require_threads
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, installed
 from dimorder.latency.limit import least_seconds, measure_limit
 from dimorder.latency.peak import peak_bytes
@@ -206,31 +206,44 @@ def measure(
         raise UsageError("the targets", "none", "give one at least: it is what others are compared with")
     chosen = [*map(ours, dict.fromkeys(targets)), *_peers(against)]
     threads = torch.get_num_threads() if threads is None else threads
+    require_threads(threads)
     given = Given(model, tuple(args), dict(kwargs or {}), threads)
-    limit_ms, profiled = None, None
-    if limit or operators:
-        progress("measuring the machine's limit")
-        found = measure_limit(threads)
-        limit_ms = 1e3 * least_seconds(found, model, given.args, given.kwargs)
-    if operators:
-        progress("lowering for the profile")
-        from dimorder.api import lower
+    with _threads(threads):
+        environment, limit_ms, profiled = machine(("torch",)), None, None
+        if limit or operators:
+            progress("measuring the machine's limit")
+            found = measure_limit(threads)
+            limit_ms = 1e3 * least_seconds(found, model, given.args, given.kwargs)
+        if operators:
+            progress("lowering for the profile")
+            from dimorder.api import lower
 
-        lowered = lower(model, given.args, given.kwargs, target="xnnpack")
-        profiled = tuple(profile(lowered.physical, found, rounds, progress))
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        rows, calls = _prepare_all(chosen, given, Path(folder), progress)
-        for name, times in interleaved(calls, rounds, progress=progress).items():
-            rows[name]["ms"] = tuple(round(each, 4) for each in times)
+            lowered = lower(model, given.args, given.kwargs, target="xnnpack")
+            profiled = tuple(profile(lowered.physical, found, rounds, progress))
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            rows, calls = _prepare_all(chosen, given, Path(folder), progress)
+            for name, times in interleaved(calls, rounds, progress=progress).items():
+                rows[name]["ms"] = tuple(round(each, 4) for each in times)
     return Bench(
         type(model).__name__,
         tuple(tuple(x.shape) for x in given.tensors),
         tuple(Timed(each.name, each.title, **rows[each.name]) for each in chosen),
         threads,
-        machine(("torch",)),
+        environment,
         limit_ms,
         profiled,
     )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch have so many threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _peers(names: Sequence[str] | None) -> list[Runtime]:

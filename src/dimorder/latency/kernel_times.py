@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.clock import Progress, StepPart
+from dimorder.cpu import require_threads
 from dimorder.latency.timing import interleaved
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.kernels import KernelRun
@@ -218,6 +219,7 @@ def measure(
     """Return the table of this machine for the kernels of `grid`, by default all that are known here."""
     from dimorder.executorch import pte
 
+    require_threads(threads)
     pte.set_threads(threads)
     progress("timing programs that compute nothing")
     idle = _idle(rounds)
