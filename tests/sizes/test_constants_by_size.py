@@ -94,3 +94,18 @@ def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
     first, found, _ = refusal(Backwards(), torch.ones(2, 9), dims)
     assert first.startswith("aten.add.Tensor (test_constants_by_size.py:")
     assert found == "  found: the constant constant__0, whose values depend on a dynamic size"
+
+
+class Hidden(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nothing = float("nan")
+        return x.masked_fill(x < 0, nothing), torch.where(x > 0.5, x, nothing)
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_nan_is_the_same_number_at_all_sizes(target: str) -> None:
+    sizes = ({0: torch.export.Dim("N", min=2, max=6)},)
+    lowered = dimorder.lower(Hidden().eval(), (torch.randn(3, 5),), target=target, dynamic_shapes=sizes)
+    x = torch.randn(4, 5)
+    for got, wanted in zip(lowered(x), Hidden()(x), strict=True):
+        assert torch.allclose(got, wanted, rtol=0, atol=0, equal_nan=True)

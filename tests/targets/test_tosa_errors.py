@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,27 @@ OPERATORS: dict[str, Case] = {
         (),
         "aten.pow.Tensor_Scalar",
         "the exponent 17: TOSA's POW takes no negative base, and torch does",
+    ),
+    "an infinite exponent": (
+        lambda x: x**math.inf,
+        (r(5, 3),),
+        (),
+        "aten.pow.Tensor_Scalar",
+        "the exponent inf: TOSA's POW takes no negative base, and torch does",
+    ),
+    "exponentials that grow": (
+        lambda x: F.celu(x, -1.0),
+        (r(5, 3),),
+        (),
+        "aten.elu",
+        "elu with an input scale that is not positive",
+    ),
+    "a quotient by 0": (
+        lambda x: F.softplus(x, beta=0),
+        (r(5, 3),),
+        (),
+        "aten.softplus",
+        "softplus with a beta of 0",
     ),
     "padding beyond the kernel": (
         lambda x, w: F.conv_transpose2d(x, w, padding=3),

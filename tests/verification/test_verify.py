@@ -114,6 +114,17 @@ class Offset(torch.nn.Sequential):
         self.eval()
 
 
+class Times(torch.nn.Module):
+    """Takes a number beside its tensor, and nothing in a third place."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, factor: float, nothing: None) -> torch.Tensor:
+        return self.inner(x) * factor
+
+
 IMAGE = torch.randn(2, 3, 7, 9, generator=torch.Generator().manual_seed(4))
 
 
@@ -130,6 +141,11 @@ def test_a_program_may_be_as_far_from_float64_as_its_network(target: str) -> Non
     with torch.no_grad():
         wanted = exact(IMAGE.double()).float()
         assert relative_error(lowered.run(IMAGE), wanted) < relative_error(network(IMAGE), wanted)
+
+
+def test_rounding_is_measured_of_networks_that_take_numbers_too() -> None:
+    lowered = dimorder.lower(Times(Offset(1e4)).eval(), (IMAGE, 2.0, None), target="torch")
+    assert lowered.verified.eager_error is not None
 
 
 def test_what_float32_is_worth_is_asked_only_above_the_tolerance() -> None:

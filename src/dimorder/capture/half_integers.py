@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import add_constant, bound, call_after, call_before, replace_node, set_value
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
-from dimorder.graph.tracing import HALVES, is_half
+from dimorder.graph.tracing import is_half
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 
 _CAST = torch.ops.aten._to_copy.default

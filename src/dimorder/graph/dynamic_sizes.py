@@ -210,6 +210,10 @@ def dynamic_calls(graphs: Sequence[Graph]) -> dict[Node, DynamicCall]:
     return calls
 
 
+def _is_same(value: Any, other: Any) -> bool:
+    return bool(value == other or (value != value and other != other))  # NaN is the same as NaN
+
+
 def merge_numbers(values: Sequence[Any], first: Mapping[Node, Node]) -> Any:
     """Return what values of several graphs have in common, with a `DynamicSize` for ints that differ.
 
@@ -231,7 +235,7 @@ def merge_numbers(values: Sequence[Any], first: Mapping[Node, Node]) -> Any:
     elif isinstance(one, Mapping):
         if all(isinstance(value, Mapping) and list(value) == list(one) for value in values):
             return {key: merge_numbers([value[key] for value in values], first) for key in one}
-    elif all(type(value) is type(one) and value == one for value in values):
+    elif all(type(value) is type(one) and _is_same(value, one) for value in values):
         return one
     elif all(type(value) is int for value in values):
         return DynamicSize.of(values)

@@ -127,7 +127,8 @@ class Integers:
 
     def along(self, dim: int) -> Tensor | None:
         """Return the scales along a dimension, or None if they also differ along another one."""
-        if all(stride == 0 for d, stride in enumerate(self.scales.stride()) if d != dim):  # it is expanded
+        sizes, strides = self.scales.shape, self.scales.stride()
+        if all(strides[d] == 0 or sizes[d] == 1 for d in range(len(sizes)) if d != dim):  # it is expanded
             return self.scales[
                 tuple(slice(None) if d == dim else 0 for d in range(self.scales.dim()))
             ].contiguous()
@@ -191,7 +192,7 @@ class Scaled(torch.Tensor):
             ]
 
             def joined(real: Any, values: Any, scales: Any) -> Any:
-                integers = Integers(values, scales, first.integers.zero_point)
+                integers = Integers(values, _repeated(scales), first.integers.zero_point)
                 return _with_integers(real, integers) if isinstance(real, Tensor) else real
 
             return pytree.tree_map(joined, result, *parts)
@@ -219,13 +220,16 @@ def are_equal(a: Tensor, b: Tensor) -> bool:
     >>> weight = Scaled.of(torch.ones(2, dtype=torch.int8), torch.ones(()))
     >>> are_equal(ones, weight), are_equal(weight, Scaled.of(torch.ones(2, dtype=torch.int8), torch.ones(())))
     (False, True)
+    >>> are_equal(torch.tensor(torch.nan), torch.tensor(torch.nan))
+    True
     """
     if a is b:
         return True
     if a.dtype != b.dtype or isinstance(a, Scaled) != isinstance(b, Scaled):
         return False
     if not isinstance(a, Scaled) or not isinstance(b, Scaled):
-        return torch.equal(a, b)
+        may_be_nan = a.is_floating_point() and a.shape == b.shape
+        return torch.equal(a, b) or (may_be_nan and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
     ours, theirs = a.integers, b.integers
     return (
         ours.zero_point == theirs.zero_point
@@ -233,6 +237,20 @@ def are_equal(a: Tensor, b: Tensor) -> bool:
         and torch.equal(ours.values, theirs.values)
         and torch.equal(ours.scales, theirs.scales)
     )
+
+
+def _repeated(scales: Tensor) -> Tensor:
+    """Return the same scales with equal ones along a dimension held once: copies of a constant write all.
+
+    >>> written = torch.tensor([[1.0], [2.0]]).expand(2, 3).clone()
+    >>> _repeated(written).stride(), torch.equal(_repeated(written), written)
+    ((1, 0), True)
+    """
+    for dim in range(scales.dim()):
+        first = scales.narrow(dim, 0, 1)
+        if scales.stride(dim) and scales.shape[dim] > 1 and bool((scales == first).all()):
+            return _repeated(first.clone()).expand(scales.shape)
+    return scales
 
 
 def _with_integers(real: Tensor, integers: Integers) -> Scaled:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.half_numbers import HALVES, round_numbers
 from dimorder.graph.nodes import (
     EXPORTED,
     MAX_SHAPE,
@@ -33,7 +34,6 @@ from dimorder.graph.prediction import results_of, without_data
 from dimorder.graph.quantized import evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
-HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
 FLOATS = HALVES | {torch.float32}  # the types of networks that are deployed
 
 
@@ -119,6 +119,7 @@ class Tracer:
             target, args, kwargs
         ):
             return evaluate(target, args, kwargs)
+        args, kwargs = round_numbers(target, args, kwargs)
         written = self.pairs(self, target, args, kwargs)
         if written is not NotImplemented:
             return written

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import args_of, dynamic_dims
-from dimorder.graph.tracing import HALVES, shape_of
+from dimorder.graph.tracing import shape_of
 from dimorder.ops.builder import AxisGroup, Builder
 from dimorder.ops.problem_map import Arrangement, Site, dimension_axes, layout_of
 from dimorder.ops.relation import AxedTensor, Token, is_named, token_axes

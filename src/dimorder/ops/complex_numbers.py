@@ -231,7 +231,7 @@ def _sqrt(z: Pair) -> Pair:
 
 
 def _pow(z: _PairOperand, power: _PairOperand) -> Any:
-    if isinstance(power, (int, float)) and power == int(power) and 1 <= power <= 4:
+    if isinstance(power, (int, float)) and power in (1, 2, 3, 4):
         result = z
         for _ in range(int(power) - 1):
             result = _mul(result, z)

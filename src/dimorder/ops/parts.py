@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dimorder.graph.tracing import HALVES, Value
+from dimorder.graph.half_numbers import HALVES
+from dimorder.graph.tracing import Value
 from dimorder.ops.parts_bits import BITS
 from dimorder.ops.parts_gamma import GAMMA, INCOMPLETE
 from dimorder.ops.parts_grid import GRIDS

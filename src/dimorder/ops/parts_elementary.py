@@ -118,14 +118,19 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     **{packet.default: decomposition_table[packet.default] for packet in (aten.isinf, aten.hardshrink)},
     aten.topk.default: _topk,
 }
-ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **{target: of_floats(function) for target, function in _OF_FLOATS.items()},
         aten.nan_to_num.default: _nan_to_num,
         aten.clamp_min.Tensor: torch.maximum,
         aten.clamp_max.Tensor: torch.minimum,
         aten.max.other: torch.maximum,
         aten.min.other: torch.minimum,
+    }
+)
+ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        **{target: of_floats(function) for target, function in _OF_FLOATS.items()},
+        **LIMITS,
         aten.diagonal.default: _diagonal,
     }
 )

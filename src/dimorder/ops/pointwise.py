@@ -142,7 +142,7 @@ OPERATORS = (
     ),
     spelling(in_float32(_round_decimals), aten.round.decimals),
     spelling(in_float32(_glu), aten.glu.default),
-    spelling(_threshold, aten.threshold.default),
+    spelling(in_float32(_threshold), aten.threshold.default),
     spelling(_selu, aten.selu.default),
     spelling(_celu, aten.celu.default),
     spelling(_spell_prelu, aten.prelu.default),

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import args_of, dynamic_dims
-from dimorder.graph.tracing import HALVES, Tracer, Value, dtype_of, shape_of
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.algebra.dim_order import moves
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import IntegerType, in_float32
 
@@ -90,5 +91,4 @@ def _moves_only_ones(value: Node, shape: tuple[int, ...]) -> bool:
     if value.target is not aten.permute.default:
         return False
     dims = [d % len(shape) for d in bound(value.target, value.args, value.kwargs)["dims"]]
-    kept = [d for d in dims if shape[d] != 1]
-    return kept == sorted(kept)
+    return not moves(dims, shape)

@@ -18,6 +18,7 @@ from dimorder.capture.captured import Captured, Slices
 from dimorder.clock import Progress, report_each
 from dimorder.graph.nodes import EXPORTED, add_meta, set_value, source_of
 from dimorder.graph.prediction import without_data
+from dimorder.graph.quantized import are_equal
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.sizes.merge_specializations import broadcast_row
 
@@ -103,7 +104,7 @@ def _slices(tensors: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slic
     for tensor in tensors:
         if whole is None or tensor.dim() != whole.dim() or tensor.dtype != whole.dtype:
             return None
-        if not torch.equal(tensor, whole[tuple(map(slice, tensor.shape))]):
+        if not are_equal(tensor, whole[tuple(map(slice, tensor.shape))]):
             return None
     assert whole is not None
     sizes = zip(*(tensor.shape for tensor in tensors), strict=True)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, dynamic_calls
 from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, set_value
+from dimorder.graph.quantized import are_equal
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError, SizeWriter
 
@@ -160,6 +161,6 @@ def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
     for d, sizes in enumerate(zip(*(tensor.shape for tensor in tensors), strict=True)):
         if len(set(sizes)) > 1:
             row = row.narrow(d, 0, 1)
-    if not all(torch.equal(tensor, row.expand(tensor.shape)) for tensor in tensors):
+    if not all(are_equal(tensor, row.expand(tensor.shape)) for tensor in tensors):
         return None
     return row.contiguous()

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.algebra.dim_order import moves
 from dimorder.graph.dynamic_sizes import DynamicCall
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import bound, is_getitem, results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
-from dimorder.graph.tracing import HALVES
 from dimorder.physical.fuse_quantized import KernelRule
 
 aten = torch.ops.aten
@@ -51,8 +52,7 @@ class View(Generic[V]):
     @property
     def is_dense(self) -> bool:
         """Whether the memory is in the view's own order, since at most sizes of 1 changed places."""
-        moved = [i for i in self.order if self.value.shape[i] != 1]
-        return moved == sorted(moved)
+        return not moves(self.order, self.value.shape)
 
     @property
     def is_transposed(self) -> bool:

@@ -83,7 +83,7 @@ class FunctionalProgram:
         tensors = {name: run.constant(value) for name, value in self.tensors.items()}
         for _ in range(len(leaves) // self.inputs.count(None)):
             inputs = [run.constant(next(feed)) if name is None else tensors[name] for name in self.inputs]
-            outputs = run.run(*inputs)
+            outputs = run.run(*(each for each in inputs if isinstance(each, Tensor)))
             tensors |= zip(self.written, outputs, strict=False)
             results += outputs[len(self.written) :]
         return real_views([result for result in results if isinstance(result, Tensor)], self.in_pairs)

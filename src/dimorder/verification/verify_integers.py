@@ -35,9 +35,9 @@ from dimorder.graph.exported import (
     initial_state,
     turn_buffers_into_inputs,
 )
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import operator_at
 from dimorder.graph.quantized import DEQUANTIZE
-from dimorder.graph.tracing import HALVES
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences

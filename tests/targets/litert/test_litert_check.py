@@ -59,6 +59,16 @@ def test_a_file_that_litert_cannot_load_is_told_of_too() -> None:
     assert str(found).splitlines()[-1].startswith("not loaded")
 
 
+def test_a_transpose_whose_permutation_is_computed_may_move() -> None:
+    x, dims = TfLiteTensor((2, 1, 3), torch.float32), TfLiteTensor((3,), torch.int32)
+    ones = torch.tensor([1, 0, 2], dtype=torch.int32).numpy()
+    tensors = {"x": x, "dims": dims, "ones": TfLiteTensor((3,), torch.int32, data=ones), "y": x, "z": x}
+    nodes = [TfLiteNode("TRANSPOSE", ("x", given), (y,), {}) for given, y in (("dims", "y"), ("ones", "z"))]
+    outputs = {"y": "y", "z": "z"}
+    file = serialize({"main": TfLiteGraph(tensors, nodes, {"x": "x", "dims": "dims"}, outputs)}, {})
+    assert [each.moves for each in read_operators(file)] == [True, False]
+
+
 @pytest.mark.parametrize("damage", ["cut off", "one byte changed"])
 def test_a_damaged_file_of_ours_ends_in_three_lines(
     damage: str, data: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]

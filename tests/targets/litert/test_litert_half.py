@@ -7,6 +7,7 @@ from torch import nn
 
 import dimorder
 from dimorder.targets.litert.file import operators
+from tests.targets.cases import Net
 from tests.zoo import perturb
 
 
@@ -40,3 +41,9 @@ def test_a_cast_of_the_network_rounds() -> None:
     x = torch.tensor([0.1, 0.2, 1 / 3])
     lowered = dimorder.lower(Rounded(), (x,), target="litert")
     assert torch.equal(lowered(x), Rounded()(x))
+
+
+def test_the_limits_of_numbers_are_those_of_their_type() -> None:
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 1.5], dtype=torch.float16)
+    lowered = dimorder.lower(Net(torch.nan_to_num), (x,), target="litert")
+    assert lowered(x).tolist() == [65504.0, -65504.0, 0.0, 1.5]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from dimorder.algebra.dim_order import moves
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 
@@ -30,18 +31,15 @@ _DAMAGE = (struct.error, LookupError, TypeError, AttributeError, OverflowError, 
 
 @dataclass(frozen=True)
 class TfLiteOperator:
-    """An operator of a file, with the shape and the bytes of its first result; `order` if it transposes."""
+    """An operator of a file, with the shape and the bytes of its first result.
+
+    `moves` is whether a TRANSPOSE moves more than dimensions of 1, as far as the file says.
+    """
 
     kind: str
     shape: tuple[int, ...]
     bytes: int
-    order: tuple[int, ...] = ()
-
-    @property
-    def moves(self) -> bool:
-        """Whether a TRANSPOSE moves more than dimensions of 1."""
-        kept = [d for place, d in enumerate(self.order) if self.shape[place] != 1]
-        return kept != sorted(kept)
+    moves: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class TfLiteSummary:
 
     def of(self, kind: str) -> tuple[int, int]:
         """Return how many operators of a kind move anything, and the bytes that they move."""
-        found = [each for each in self.operators if each.kind == kind and (each.moves or kind != "TRANSPOSE")]
+        found = [each for each in self.operators if each.kind == kind and each.moves]
         return len(found), sum(each.bytes for each in found)
 
     @property
@@ -177,13 +175,19 @@ def _operators(model: Any, limit: int) -> Iterator[TfLiteOperator]:
             if result is not None:
                 shape = tuple(result.Shape(i) for i in _indices(result.ShapeLength(), limit))
                 size = math.prod(shape) * _BYTES.get(_names("TensorType").get(result.Type(), ""), 0)
-            order = _order(model, graph, operator) if kind == "TRANSPOSE" else ()
-            yield TfLiteOperator(kind, shape, size, order)
+            may_move = kind != "TRANSPOSE" or _moves(model, graph, operator, limit)
+            yield TfLiteOperator(kind, shape, size, may_move)
 
 
-def _order(model: Any, graph: Any, transpose: Any) -> tuple[int, ...]:
-    data = model.Buffers(graph.Tensors(transpose.Inputs(1)).Buffer())
-    return struct.unpack(f"<{data.DataLength() // 4}i", data.DataAsNumpy().tobytes())
+def _moves(model: Any, graph: Any, transpose: Any, limit: int) -> bool:
+    """Return whether a TRANSPOSE may move anything: its permutation may be computed, or its rank unknown."""
+    x, dims = (graph.Tensors(transpose.Inputs(i)) for i in (0, 1))
+    data = model.Buffers(dims.Buffer())
+    if not data.DataLength():
+        return True
+    order = struct.unpack(f"<{data.DataLength() // 4}i", data.DataAsNumpy().tobytes())
+    shape = [x.Shape(i) for i in _indices(x.ShapeLength(), limit)]
+    return moves(order, shape if len(shape) == len(order) else [0] * len(order))
 
 
 def _indices(length: int, limit: int) -> range:

@@ -84,18 +84,10 @@ def _hardshrink(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return select(w, near, 0.0, x)
 
 
-def _nan_to_num(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x, most = w.dense(a.self), torch.finfo(a.dtype).max
-    high, low = most if a.posinf is None else a.posinf, -most if a.neginf is None else a.neginf
-    y = select(w, w.elementwise("EQUAL", x, math.inf, dtype=BOOL), float(high), x)
-    y = select(w, w.elementwise("EQUAL", x, -math.inf, dtype=BOOL), float(low), y)
-    return select(w, w.elementwise("NOT_EQUAL", x, x, dtype=BOOL), float(a.nan or 0), y)
-
-
 def _clamp(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """Write a clamp by tensors, of which either may be missing."""
     x = value(w, a.self, a.dtype)
-    for kind, bound in (("MAXIMUM", getattr(a, "min", None)), ("MINIMUM", getattr(a, "max", None))):
+    for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
         x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
     return x
 
@@ -205,10 +197,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
         **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
-        **{
-            name: Row(_clamp, check_number)
-            for name in (aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor)
-        },
+        aten.clamp.Tensor: Row(_clamp, check_number),
         aten.isnan.default: Row(_isnan),
         aten.signbit.default: Row(_signbit),
         aten.view.dtype: Row(
@@ -217,7 +206,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.isinf.default: _with_magnitude("EQUAL", math.inf),
         aten.isfinite.default: _with_magnitude("LESS", math.inf),
         aten.hardshrink.default: Row(_hardshrink, check_float),
-        aten.nan_to_num.default: Row(_nan_to_num, check_float),
         aten.logical_and.default: _logical("LOGICAL_AND"),
         aten.logical_or.default: _logical("LOGICAL_OR"),
         aten.logical_xor.default: _logical("NOT_EQUAL"),

@@ -323,6 +323,10 @@ def _softplus(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     return select(w, w.elementwise("GREATER", scaled, float(a.threshold), dtype=BOOL), x, smooth)
 
 
+def _check_softplus(a: Arguments) -> str | None:
+    return check_float(a) or (None if a.beta else "softplus with a beta of 0")
+
+
 def _prelu(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x, slope = w.dense(a.x), w.dense(a.weight)
     if w.data(slope) is not None and x.shape:
@@ -342,8 +346,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{overloads.Tensor: row for overloads, row in _ARITHMETIC.items()},
         **{overloads.Scalar: row for overloads, row in _ARITHMETIC.items()},
-        **{name: _binary(kind2("MAXIMUM"), _check_type) for name in (aten.maximum.default, aten.max.other)},
-        **{name: _binary(kind2("MINIMUM"), _check_type) for name in (aten.minimum.default, aten.min.other)},
+        aten.maximum.default: _binary(kind2("MAXIMUM"), _check_type),
+        aten.minimum.default: _binary(kind2("MINIMUM"), _check_type),
         aten.atan2.default: _binary(atan2, check_float),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent)),
         **{name: Row(_pow, check_float) for name in (aten.pow.Tensor_Tensor, aten.pow.Scalar)},
@@ -383,7 +387,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.hardswish.default: _unary(kind1("HARD_SWISH")),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("LOGISTIC", x))),
         aten.mish.default: _unary(mish),
-        aten.softplus.default: _with(_softplus),
+        aten.softplus.default: _with(_softplus, _check_softplus),
         aten.log_sigmoid.default: _unary(
             lambda w, x: w.elementwise("NEG", softplus(w, w.elementwise("NEG", x)))
         ),

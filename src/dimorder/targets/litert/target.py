@@ -18,6 +18,7 @@ from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_elementary import LIMITS
 from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram
@@ -170,7 +171,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         own_implementations=by_xnnpack.OWN,
         split_channels=by_xnnpack.SPLIT_CHANNELS,
         heads=by_xnnpack.HEADS,
-        in_parts={name: function for name, function in PARTS.items() if name not in REMAINDERS},
+        in_parts={name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
         in_float32=frozenset({torch.float64}),
         in_pairs=True,
     )

@@ -7,10 +7,11 @@ import importlib
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dimorder.algebra.dim_order import moves
 from dimorder.errors import UsageError, installed
 from dimorder.targets.tosa import INFO
 from dimorder.text import columns, shape_text
@@ -51,8 +52,8 @@ class TosaTensor:
 class TosaSummary:
     """The content of a TOSA file.
 
-    `operators` omits constants. `transpose_bytes` counts each transposed tensor once, and nothing for a
-    TRANSPOSE that only moves dimensions of 1.
+    `operators` omits constants. A TRANSPOSE that only moves dimensions of 1 is none of the `transposes`.
+    `transpose_bytes` counts each transposed tensor once.
     """
 
     version: tuple[int, int, int]
@@ -126,8 +127,10 @@ def _summary(graph: Any, limit: int) -> TosaSummary:
                 continue
             operators[kind] += 1
             if kind == "TRANSPOSE":
-                transposes += 1
-                transpose_bytes += _moved(tensors[operator.Inputs(0).decode()], _perms(operator, limit))
+                tensor, perms = tensors[operator.Inputs(0).decode()], _perms(operator, limit)
+                if moves(perms, tensor.shape):
+                    transposes += 1
+                    transpose_bytes += tensor.bytes
         if main is None:  # the first block of the first region is the graph; others are branches and bodies
             main = (
                 tuple(tensors[block.Inputs(i).decode()] for i in _indices(block.InputsLength(), limit)),
@@ -162,11 +165,6 @@ def _perms(operator: Any, limit: int) -> list[int]:
     table, attribute = operator.Attribute(), TransposeAttribute()
     attribute.Init(table.Bytes, table.Pos)
     return [attribute.Perms(i) for i in _indices(attribute.PermsLength(), limit)]
-
-
-def _moved(tensor: TosaTensor, perms: Sequence[int]) -> int:
-    kept = [d for d in perms if tensor.shape[d] != 1]
-    return 0 if kept == sorted(kept) else tensor.bytes
 
 
 def _indices(length: int, limit: int) -> range:

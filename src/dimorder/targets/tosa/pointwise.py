@@ -265,18 +265,26 @@ def _elu(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     return mul(w, add(w, clamp(w, x, 0), bent), a.scale)
 
 
+def _check_elu(a: Arguments) -> str | None:
+    return check_float(a) or (None if a.input_scale > 0 else "elu with an input scale that is not positive")
+
+
 def _softplus(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     scaled = mul(w, x, a.beta)
     smooth = mul(w, softplus(w, scaled), 1 / a.beta)
     return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
 
 
+def _check_softplus(a: Arguments) -> str | None:
+    return check_float(a) or (None if a.beta else "softplus with a beta of 0")
+
+
 MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
 
 
 def _check_power(a: Arguments) -> str | None:
-    whole = a.exponent == int(a.exponent)
-    if not whole or abs(a.exponent) <= MAX_EXPONENT:
+    has_fraction = math.isfinite(a.exponent) and a.exponent % 1
+    if has_fraction or abs(a.exponent) <= MAX_EXPONENT:
         return check_float(a)
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 
@@ -335,10 +343,10 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),
         aten.mish.default: _unary(lambda w, x: mul(w, x, w.elementwise("TANH", softplus(w, x)))),
-        aten.softplus.default: _with(_softplus),
+        aten.softplus.default: _with(_softplus, _check_softplus),
         aten.log_sigmoid.default: _unary(lambda w, x: negate(w, softplus(w, negate(w, x)))),
         aten.gelu.default: _with(lambda w, x, a: gelu(w, x) if a.approximate == "none" else gelu_tanh(w, x)),
-        aten.elu.default: _with(_elu),
+        aten.elu.default: _with(_elu, _check_elu),
         aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
         dimorder.prelu_last.default: Row(_prelu),
         aten._to_copy.default: Row(

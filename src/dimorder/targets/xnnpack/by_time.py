@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError, installed
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
-from dimorder.graph.tracing import HALVES
 from dimorder.layout.costs import Costs
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC

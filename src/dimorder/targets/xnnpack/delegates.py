@@ -14,7 +14,7 @@ from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.dynamic_sizes import DynamicSizeError, is_fixed
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import is_getitem
-from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE, IntegerType
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE, IntegerType, are_equal
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import FusedProgram, How
 from dimorder.physical.wasted_levels import clamp_range
@@ -147,7 +147,7 @@ def row_of(node: Node, tensor: Tensor, plan: Partition) -> Tensor:
     row = tensor
     for d, size in enumerate(plan.shapes(node)[0]):
         row = row if is_fixed([size]) else row.narrow(d, 0, 1)
-    if not torch.equal(row.expand(tensor.shape), tensor):
+    if not are_equal(row.expand(tensor.shape), tensor):
         raise SizesError(node, "a constant whose values depend on a dynamic size")
     return row
 

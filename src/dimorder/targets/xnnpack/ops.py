@@ -17,7 +17,7 @@ from dimorder.graph.tracing import FLOATS
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_pairs import PAIRS
-from dimorder.ops.parts_remainder import REMAINDERS
+from dimorder.ops.parts_remainder import QUOTIENTS, REMAINDERS
 from dimorder.targets.table import Table, is_transposed, unsupported_tensor
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 
@@ -47,6 +47,7 @@ def _convolve_in_space(x: Tensor, *others: Any) -> Any:
 IN_PARTS = {
     **{name: parts for name, parts in PARTS.items() if name not in HAVE_KERNEL},
     **PAIRS,
+    **QUOTIENTS,
     aten.convolution.default: _convolve_in_space,  # ExecuTorch's kernel has one and two dimensions
 }
 
