@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dimorder.contract_file import contract_lines
 from dimorder.errors import DimorderError
 from tests.device.guarded_programs import ACCESS_FAILED, file_of, refused, right_inputs
 from tests.device.native_fixture import NativeError, NativeProgram
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("guard_native")
 
@@ -62,11 +64,18 @@ def test_what_is_no_pte_is_refused(tmp_path: Path, content: bytes, loading: str)
         assert found == python_refuses(path) or (not content and "cannot be read" in found)
 
 
-@pytest.mark.parametrize("loading", ["mmap", "file"])
-@pytest.mark.parametrize("name", ["NHWC", "foreign conv"])
-def test_a_file_cut_off_anywhere_is_refused_as_in_python(tmp_path: Path, name: str, loading: str) -> None:
+FEW = [("NHWC", "file", 40), ("foreign conv", "mmap", 40)]
+
+
+@pytest.mark.parametrize(
+    ("name", "loading", "count"),
+    slow_but([*FEW, *product(["NHWC", "foreign conv"], ["mmap", "file"], [150])], FEW),
+)
+def test_a_file_cut_off_anywhere_is_refused_as_in_python(
+    tmp_path: Path, name: str, loading: str, count: int
+) -> None:
     data, path = file_of(name).read_bytes(), tmp_path / "cut.pte"
-    for length in range(1, len(data), max(1, len(data) // 150)):
+    for length in range(1, len(data), max(1, len(data) // count)):
         path.write_bytes(data[:length])
         found = refused(path, loading=loading)
         if length >= 40:

@@ -15,6 +15,7 @@ from dimorder.contract_file import contract_lines
 from dimorder.errors import ContractError
 from dimorder.runtime.guard import check
 from tests.device.native_fixture import DAMAGED, DTYPES, OK, OTHER_ORDER, REFUSED, NativeContract
+from tests.marks import slow_but
 
 TYPES = [dtype for dtype, number in DTYPES.items() if number < 16 and not dtype.is_complex]
 INTEGERS = ("int8", "uint8", "int16")
@@ -166,63 +167,79 @@ def verdict(contract: Contract, tensors: list[torch.Tensor]) -> tuple[bool, str]
 
 
 # A third is accepted, a third lies in another order or is not dense.
-@settings(max_examples=1000, deadline=None)
-@given(calls())
-@example(
-    (
-        Contract((TensorSpec("class", (1, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1)),), ()),
-        [torch.zeros(3, 5, 7)],
+@pytest.mark.parametrize("count", slow_but((150, 1000), (150,)))
+def test_verdicts_and_texts_are_those_of_python(native, count):
+    @settings(max_examples=count, deadline=None)
+    @given(calls())
+    @example(
+        (
+            Contract((TensorSpec("class", (1, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1)),), ()),
+            [torch.zeros(3, 5, 7)],
+        )
     )
-)
-def test_verdicts_and_texts_are_those_of_python(native, call):
-    contract, tensors = call
-    accepted, text = verdict(contract, tensors)
-    status, why = native.check(contract_lines(contract), tensors)
-    assert why == text
-    assert (status == OK) == accepted
-    assert (status == OTHER_ORDER) == ("promised in" in text.split("\n")[0])
+    def compare(call):
+        contract, tensors = call
+        accepted, text = verdict(contract, tensors)
+        status, why = native.check(contract_lines(contract), tensors)
+        assert why == text
+        assert (status == OK) == accepted
+        assert (status == OTHER_ORDER) == ("promised in" in text.split("\n")[0])
+
+    compare()
 
 
-@settings(max_examples=300, deadline=None)
-@given(calls())
-def test_what_has_another_order_alone_is_adapted_by_python(native, call):
-    contract, tensors = call
-    status, _ = native.check(contract_lines(contract), tensors)
-    if status == REFUSED:
-        with pytest.raises(ContractError):
-            check(contract, tensors, "adapt")
-    else:
-        assert bool(check(contract, tensors, "adapt").conversions) == (status == OTHER_ORDER)
+@pytest.mark.parametrize("count", slow_but((75, 300), (75,)))
+def test_what_has_another_order_alone_is_adapted_by_python(native, count):
+    @settings(max_examples=count, deadline=None)
+    @given(calls())
+    def compare(call):
+        contract, tensors = call
+        status, _ = native.check(contract_lines(contract), tensors)
+        if status == REFUSED:
+            with pytest.raises(ContractError):
+                check(contract, tensors, "adapt")
+        else:
+            assert bool(check(contract, tensors, "adapt").conversions) == (status == OTHER_ORDER)
+
+    compare()
 
 
-@settings(max_examples=500, deadline=None)
-@given(contracts(least=1))
-def test_every_contract_is_read_and_held_in_the_same_order(native, contract):
-    assert native.parse(contract_lines(contract)) == (OK, "")
-    for index, spec in enumerate(contract.inputs):
-        assert native.memory_order(contract, index) == spec.memory_order.dims
+@pytest.mark.parametrize("count", slow_but((100, 500), (100,)))
+def test_every_contract_is_read_and_held_in_the_same_order(native, count):
+    @settings(max_examples=count, deadline=None)
+    @given(contracts(least=1))
+    def compare(contract):
+        assert native.parse(contract_lines(contract)) == (OK, "")
+        for index, spec in enumerate(contract.inputs):
+            assert native.memory_order(contract, index) == spec.memory_order.dims
+
+    compare()
 
 
-@settings(max_examples=500, deadline=None)
-@given(
-    st.sampled_from(INTEGERS),
-    st.one_of(st.floats(1e-7, 1e7), st.sampled_from([1 / 128, 0.5, 0.021, 1e-30, 1e30])),
-    st.data(),
-)
-def test_integers_stand_for_the_same_numbers_bit_for_bit(native, dtype, scale, data):
-    low, high = range_of(getattr(torch, dtype))
-    zero_point = data.draw(st.integers(low, high))
-    spec = TensorSpec("x", (1,), dtype, DimOrder(0), scale=scale, zero_point=zero_point)
-    contract = Contract((spec,), ())
-    steps = st.one_of(st.integers(-300, 300), st.sampled_from([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 1e6, -1e9]))
-    drawn = data.draw(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=True) | steps, min_size=1))
-    near = [number * scale for number in drawn if abs(number) <= 300]
-    numbers = torch.tensor([*drawn, *near], dtype=torch.float32)
-    numbers = numbers[~(numbers * (1 / scale)).isnan()]
-    assert torch.equal(native.quantize(contract, numbers), spec.quantized(numbers))
-    integers = torch.arange(low, high + 1).to(getattr(torch, dtype))
-    ours, python = native.dequantize(contract, integers), spec.real(integers)
-    assert torch.equal(ours.view(torch.int32), python.view(torch.int32))
+SCALED = st.one_of(st.floats(1e-7, 1e7), st.sampled_from([1 / 128, 0.5, 0.021, 1e-30, 1e30]))
+
+
+@pytest.mark.parametrize("count", slow_but((100, 500), (100,)))
+def test_integers_stand_for_the_same_numbers_bit_for_bit(native, count):
+    @settings(max_examples=count, deadline=None)
+    @given(st.sampled_from(INTEGERS), SCALED, st.data())
+    def compare(dtype, scale, data):
+        low, high = range_of(getattr(torch, dtype))
+        zero_point = data.draw(st.integers(low, high))
+        spec = TensorSpec("x", (1,), dtype, DimOrder(0), scale=scale, zero_point=zero_point)
+        contract = Contract((spec,), ())
+        steps = st.integers(-300, 300) | st.sampled_from([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 1e6, -1e9])
+        floats = st.floats(width=32, allow_nan=False, allow_infinity=True)
+        drawn = data.draw(st.lists(floats | steps, min_size=1))
+        near = [number * scale for number in drawn if abs(number) <= 300]
+        numbers = torch.tensor([*drawn, *near], dtype=torch.float32)
+        numbers = numbers[~(numbers * (1 / scale)).isnan()]
+        assert torch.equal(native.quantize(contract, numbers), spec.quantized(numbers))
+        integers = torch.arange(low, high + 1).to(getattr(torch, dtype))
+        ours, python = native.dequantize(contract, integers), spec.real(integers)
+        assert torch.equal(ours.view(torch.int32), python.view(torch.int32))
+
+    compare()
 
 
 def test_no_number_becomes_the_zero_point(native):

@@ -18,7 +18,7 @@ from tests.fuzz.operators import OPERATORS, Draw
 from tests.marks import slow_but
 
 NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "litert": "ai_edge_litert"}
-FAST = {"physical": 30, "torch": 8, "xnnpack": 16, "tosa": 16, "litert": 16, "constants": 1}
+FAST = {"physical": 10, "torch": 3, "xnnpack": 6, "tosa": 8, "litert": 8, "constants": 1}
 FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "litert": 350, "constants": 400}
 PACKS = ("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d")  # what XNNPACK packs weights of
 AT_ONCE = 50  # networks per slow test

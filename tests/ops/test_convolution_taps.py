@@ -17,6 +17,7 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.convolution_taps import tap_by_tap
 from dimorder.ops.table import PLAIN
 from dimorder.targets import find
+from tests.marks import slow_but
 from tests.targets.quantised import by_xnnpack
 
 CONV2D = torch.ops.dimorder.conv2d_nhwc.default
@@ -35,9 +36,12 @@ def kernels(lowered: dimorder.Lowered) -> list[tuple[int, ...]]:
     return [tuple(node.args[1].meta["val"].shape[1:3]) for node in calls]
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_each_tap_is_computed_where_it_reads(data: st.DataObject) -> None:
+@pytest.mark.parametrize("count", slow_but((12, 40), (12,)))
+def test_each_tap_is_computed_where_it_reads(count: int) -> None:
+    settings(max_examples=count, deadline=None)(given(st.data())(compare_taps))()
+
+
+def compare_taps(data: st.DataObject) -> None:
     draw = data.draw
     sizes = draw(st.lists(st.integers(2, 13), min_size=1, max_size=2, unique=True))
     taps = [draw(st.sampled_from((1, 3, 5))) for _ in sizes]

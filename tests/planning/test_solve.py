@@ -13,16 +13,18 @@ from dimorder.planning.greedy import greedy
 from dimorder.planning.plan import Prices
 from dimorder.planning.problem import Buffer, Config, InvalidChoice, LayoutProblem, Step, evaluate
 from dimorder.planning.solve import forbid, solve, solve_without
+from tests.marks import slow_but
 from tests.planning.exhaustive import exhaustive
 from tests.planning.problems import KINDS, carried, fan_out, frustrated_triangle, relabels
 
-SEEDS_PER_KIND = 667  # three kinds: 2,001 problems
+FEW, MANY = range(200), range(200, 667)  # three kinds: 2,001 problems
 
 
+@pytest.mark.parametrize("seeds", slow_but([FEW, MANY], [FEW]), ids=["few", "many"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_solve_agrees_with_exhaustive_and_greedy_never_beats_it(kind):
+def test_solve_agrees_with_exhaustive_and_greedy_never_beats_it(kind, seeds):
     solved = gaps = 0
-    for seed in range(SEEDS_PER_KIND):
+    for seed in seeds:
         problem = kind(seed)
         try:
             best = exhaustive(problem)
@@ -40,8 +42,8 @@ def test_solve_agrees_with_exhaustive_and_greedy_never_beats_it(kind):
             assert greedy(problem).cost >= plan.cost
         except InvalidChoice:
             continue
-    assert solved > 0.8 * SEEDS_PER_KIND
-    assert gaps > 30  # where the relaxation alone does not prove the optimum
+    assert solved > 0.8 * len(seeds)
+    assert gaps > 0.045 * len(seeds)  # where the relaxation alone does not prove the optimum
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
