@@ -71,6 +71,7 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
         (["plan", f"{HERE}:no_network", *INPUT], 2, "it gives a str"),
         (["plan", f"{HERE}:fails", *INPUT], 1, "ValueError: the weights (networks.py:"),
         (["plan", f"{HERE}:Tiny", "--arg", "depth=3", *INPUT], 2, "unexpected keyword argument 'depth'"),
+        (["plan", f"{HERE}:PARTIAL", *INPUT], 2, "give --arg key=value as PARTIAL(dtype: 'str')"),
         (["plan", f"{HERE}:READY", "--arg", "depth=3", *INPUT], 2, "a network already"),
         (["plan", f"{HERE}:Tiny", "--arg", "depth", *INPUT], 2, "no key=value"),
         (["plan", f"{HERE}:Tiny"], 2, "missing a required argument: 'x'"),

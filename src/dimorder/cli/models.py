@@ -296,7 +296,8 @@ def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            fix = f"give --arg key=value as {factory.__name__}{signature} takes them"
+            name = spec.partition(":")[2]  # a functools.partial has none of its own
+            fix = f"give --arg key=value as {name}{signature} takes them"
             raise UsageError(f"MODEL {spec}", f"{error}", fix) from None
     try:
         return factory(**arguments)
