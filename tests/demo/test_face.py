@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from dimorder.demo import face
 from dimorder.demo import face_networks as networks
 from dimorder.demo import photo
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 
 LANDMARKS = {  # of the astronaut's face, read off the photo
     "left eye": (204, 100),
@@ -137,3 +138,10 @@ def test_the_demo_writes_the_programs_and_the_drawing(demo_run):
     kinds = ("nchw", "nhwc", "int8")
     orders = [f"{name}-{kind}.pte" for name in ("pnet", "rnet", "onet") for kind in kinds]
     assert sorted(file.name for file in out.glob("*.pte")) == sorted([*orders, "onet-stock.pte"])
+
+
+@pytest.mark.parametrize("name", ["file", "file/folder", 300 * "a"])
+def test_a_folder_that_cannot_be_made_is_refused(name, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="name a folder that you can write to"):
+        face.show(tmp_path / name, print)
