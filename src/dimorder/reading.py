@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -45,7 +44,8 @@ def read_arrays(file: str, where: str) -> dict[str, torch.Tensor]:
         arrays = {"": content} if isinstance(content, np.ndarray) else dict(content)
     except OSError as error:
         raise UsageError(where, str(error.strerror or error), "give the path of a .npy file") from error
-    except (ValueError, EOFError, BadZipFile) as error:
+    # NumPy may raise anything for damaged bytes: ValueError, BadZipFile, zlib.error, TokenError ...
+    except Exception as error:
         raise UsageError(where, f"no .npy file of numbers: {error}", "save it with numpy.save") from error
     return {name: _tensor(array, where) for name, array in arrays.items()}
 
