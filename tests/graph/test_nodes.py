@@ -56,6 +56,16 @@ def test_an_origin_grows(x: Node) -> None:
     assert nodes.origin_of(x) == {"site": 3, "converts": True}
 
 
+@pytest.mark.parametrize("path", ["/net.py", "/pipeline v2/net.py", "/a, line 3, in b/net.py"])
+def test_the_path_of_a_source_line_may_have_any_words(x: Node, path: str) -> None:
+    trace = (
+        f'  File "/outer.py", line 2, in call\n    net(x)\n  File "{path}", line 12, in forward\n    x + 1\n'
+    )
+    nodes.set_meta(x, "stack_trace", trace)
+    assert nodes.source_frames(x) == [("/outer.py", "2"), (path, "12")]
+    assert nodes.where(x) == "net.py:12"
+
+
 def writes_of_meta(source: str) -> list[int]:
     """The lines that assign a node's metadata, delete a key of it, or change it by a method."""
     found = []

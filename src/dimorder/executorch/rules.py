@@ -21,7 +21,7 @@ from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import PORTABLE, DelegateLayout
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
-from dimorder.graph.nodes import tensors_in
+from dimorder.graph.nodes import source_frames, tensors_in
 from dimorder.runtime.kernels import CONTIGUOUS, LOWER, KernelTable, signature
 
 CONVERSIONS = frozenset({*DIM_ORDER_OPERATORS, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})
@@ -178,10 +178,9 @@ def kernel_name(target: Any) -> str | None:
 
 def source_line(node: Node) -> str:
     """Return the source line of a call in the network's own code, or else in torch's, if known."""
-    trace = str(node.meta.get("stack_trace") or "")
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    own = [line for line in lines if "/torch/" not in line] or lines
-    return own[-1].replace('File "', "").replace('", line ', ":").split(",")[0] if own else ""
+    frames = source_frames(node)
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    return ":".join(own[-1]) if own else ""
 
 
 def overload_of(target: Any) -> Any:

@@ -6,6 +6,7 @@ A node's `meta` has the keys that are listed below, and keys of other tools. Onl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,13 +115,15 @@ def module_of(node: Node) -> str:
 def where(node: Node) -> str:
     """Return where in the user's source an operator comes from: `file.py:12, in features.0`."""
     module = module_of(node)
-    for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
-        line = line.strip()
-        is_users = line.startswith('File "') and not line.startswith('File "<')  # torch's code has no file
-        if is_users and "/torch/nn/modules/" not in line:
-            path, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
+    for path, number in reversed(source_frames(node)):
+        if not path.startswith("<") and "/torch/nn/modules/" not in path:  # torch's code has no file
             return f"{Path(path).name}:{number}" + (f", in {module}" if module else "")
     return module or node.name
+
+
+def source_frames(node: Node) -> list[tuple[str, str]]:
+    """Return the file and the line of each call in a node's stack trace, the innermost last."""
+    return re.findall(r'^\s*File "(.*)", line (\d+)', str(node.meta.get("stack_trace") or ""), re.MULTILINE)
 
 
 def operator_name(node: Node) -> str:
