@@ -67,3 +67,20 @@ def installed(where: str, install: str) -> Iterator[None]:
     except ImportError as error:
         found = f"not all that it needs is installed: {error}"
         raise UnsupportedError(where, found, install) from error
+
+
+@contextmanager
+def writable(where: str, fix: str) -> Iterator[None]:
+    """Raise an error of the file system as a `UsageError`.
+
+    >>> with writable("-o missing/net.pte", "name a folder that exists"):
+    ...     open("missing/net.pte", "w")
+    Traceback (most recent call last):
+    dimorder.errors.UsageError: -o missing/net.pte
+      found: cannot be written: No such file or directory
+      fix: name a folder that exists
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error

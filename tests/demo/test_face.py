@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dimorder.demo import face
+from dimorder.demo import face, photo
 from dimorder.demo import face_networks as networks
-from dimorder.demo import photo
 from dimorder.errors import UnsupportedError, UsageError
 
 LANDMARKS = {  # of the astronaut's face, read off the photo

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dimorder.cli.console import Console
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, writable
 
 # NO means that a check failed, or that a tensor or a network was refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -47,15 +47,12 @@ def check_outputs(paths: Mapping[str, str | None]) -> None:
         where = f"{option} {path}"
         if list(files.values()).count(path) > 1:
             raise UsageError(where, "given for two files", "give each its own name")
-        try:
+        with writable(where, "name a file in a folder that exists and that you can write to"):
             if path.is_dir() or (path.exists() and not path.is_file()):
                 raise UsageError(where, "a folder or a device", "name a file")
             probe = path.with_name(f".{path.name}.{os.getpid()}.part")
             probe.touch()
             probe.unlink()
-        except OSError as error:
-            fix = "name a file in a folder that exists and that you can write to"
-            raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
 
 
 def write_files(answer: Answer, options: argparse.Namespace) -> None:

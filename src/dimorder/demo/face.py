@@ -16,7 +16,7 @@ import dimorder
 from dimorder.clock import Progress, report_each
 from dimorder.demo import face_networks as networks
 from dimorder.demo import photo
-from dimorder.errors import DimorderError, UsageError
+from dimorder.errors import DimorderError, writable
 from dimorder.runtime.guard import OnMismatch
 from dimorder.runtime.program import Program
 
@@ -35,11 +35,8 @@ def show(out: Path, say: Say, progress: Progress = lambda step: None) -> None:
     """Lower, run and break the face networks, and draw what they find into the folder `out`."""
     start = time.perf_counter()
     warnings.filterwarnings("ignore")  # deprecations inside torch and executorch
-    try:
+    with writable(f"-o {out}", "name a folder that you can write to"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        found = f"cannot be made: {error.strerror or error}"
-        raise UsageError(f"-o {out}", found, "name a folder that you can write to") from error
     image = photo.photo()
     say("dimorder: the face detector MTCNN, from PyTorch to a guarded ExecuTorch program")
 
