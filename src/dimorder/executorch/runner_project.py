@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from dimorder.cmake import CPP
 from dimorder.contract import Contract, Symbol, TensorSpec
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, writable
 from dimorder.executorch import pte
 from dimorder.runtime.kernels import executorch_version
 from dimorder.runtime.program import Program
@@ -59,20 +60,18 @@ def export_runner(
             raise UnsupportedError(
                 f"{path}, tensor {spec.name!r}", "bfloat16, which .npy files have not", fix
             )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(str(target), "a folder that is not empty", "name a new folder")
+    writes = partial(writable, str(target), "name a folder you can write to")
+    with writes():
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(str(target), "a folder that is not empty", "name a new folder")
     given = _draw_inputs(contract) if inputs is None else list(inputs)
     outputs = Program(path, contract, method, "adapt", "ExecuTorch").run(*given)
-    try:
+    with writes():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
             whole = Path(beside, "project")
             _write(whole, path, contract, given, outputs)
             whole.replace(target)
-    except OSError as error:
-        raise UsageError(
-            str(target), f"cannot be written: {error.strerror or error}", "name a folder you can write to"
-        ) from error
     return target
 
 
@@ -106,13 +105,19 @@ def _write(
 
 
 def _draw_inputs(contract: Contract) -> list[Tensor]:
-    """Return an example of each input, with the least dynamic sizes, but not 1 if a larger one is allowed."""
+    """Return an example of each input."""
     generator = torch.Generator().manual_seed(0)
     symbols = {symbol.name: _size(symbol) for symbol in contract.symbols}
     return [_example(spec, symbols, generator) for spec in contract.inputs]
 
 
 def _size(symbol: Symbol) -> int:
+    """Return the least size, but not 1 if a larger one is allowed.
+
+    A file of another tool has upper bounds alone, even of sizes that are fixed: they fit.
+    """
+    if symbol.minimum == 0 and symbol.maximum is not None:
+        return symbol.maximum
     least = max(symbol.minimum, symbol.step)
     larger = least + symbol.step if least == 1 else least
     return larger if symbol.maximum is None or larger <= symbol.maximum else least
