@@ -60,8 +60,9 @@ def test_a_table_prints_diffs_and_goes_through_json(monkeypatch):
     ]
     assert "softmax C" in str(table) and "| `relu` | keeps | keeps | keeps |" in table.markdown()
     assert isinstance(table, OperatorTable)
-    with pytest.raises(UsageError, match="ops --json"):
-        table.diff({"not": "a table"})
+    for other in ({"not": "a table"}, {"operators": {"relu": {"4": {}}}}, {"operators": {"relu": {"4": 3}}}):
+        with pytest.raises(UsageError, match="ops --json"):
+            table.diff(other)
 
 
 def test_a_device_that_is_none_is_refused():

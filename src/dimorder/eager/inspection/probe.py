@@ -69,17 +69,19 @@ class OperatorTable:
     def diff(self, old: Mapping[str, Any]) -> tuple[Change, ...]:
         """Return the changes since an older table's `to_dict`, including operators that came or went."""
         try:
-            before = {name: {int(r): c for r, c in row.items()} for name, row in old["operators"].items()}
+            before = {
+                name: {int(rank): None if cell is None else Cell(**cell) for rank, cell in row.items()}
+                for name, row in old["operators"].items()
+            }
         except (KeyError, AttributeError, ValueError, TypeError) as error:
             raise UsageError(
                 "--diff", "no table of operators", "give what `dimorder ops --json` wrote"
             ) from error
-        now = self.to_dict()["operators"]
         return tuple(
             Change(name, rank, _cell_text(a), _cell_text(b))
-            for name in dict.fromkeys((*before, *now))
+            for name in dict.fromkeys((*before, *self.cells))
             for rank in RANKS
-            for a, b in [(before.get(name, {}).get(rank), now.get(name, {}).get(str(rank)))]
+            for a, b in [(table.get(name, {}).get(rank) for table in (before, self.cells))]
             if a != b
         )
 
@@ -219,11 +221,10 @@ def _check_device(device: str) -> None:
         raise UsageError(f"--device {device}", first, "give a device that this build of torch has") from error
 
 
-def _cell_text(cell: Mapping[str, Any] | None) -> str:
+def _cell_text(cell: Cell | None) -> str:
     if cell is None:
         return "not defined"
-    text: str = cell["support"] + (f", predicted {cell['predicted']}" if cell["predicted"] else "")
-    return text
+    return f"{cell.support}, predicted {cell.predicted}" if cell.predicted else f"{cell.support}"
 
 
 def _counts_text(counts: list[str]) -> str:
