@@ -69,8 +69,11 @@ def disagreement(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
         a, b = a.double(), b.double()
         finite = a.isfinite()
         scale = a[finite].abs().max().item() if finite.any() else 1.0
-        if not torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1e-6), equal_nan=True):
+        wrong = ~torch.isclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1e-6), equal_nan=True)
+        if wrong[finite].any():
             return f"result {index}: {(a - b)[finite].abs().max():.2g} off, on values up to {scale:.2g}"
+        if wrong.any():
+            return f"result {index}: another value where inf or NaN is expected"
     return ""
 
 
