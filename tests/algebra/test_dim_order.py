@@ -175,6 +175,7 @@ def test_name_is_that_of_the_activation_first(dims, name):
         (lambda: DimOrder.parse("NHCW", 4), "no order of this name for 4 dims"),
         (lambda: DimOrder.parse("NHWC", 3), "an order of 4 dims for a tensor of 3"),
         (lambda: DimOrder.parse(torch.preserve_format, 4), "no order of this name"),
+        (lambda: DimOrder.parse("²", 1), "no order of this name for 1 dims"),
         (lambda: DimOrder.parse("", 0), "no order of this name for 0 dims"),
         (lambda: DimOrder.parse(None, 4), "no order of this name"),
         (lambda: DimOrder(0, 1).strides((2, 3, 5)), "3 entries for 2 dims"),

@@ -72,6 +72,7 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
             "give multiples of 4",
         ),
         (["--input", "Nx3x5x7", "--cost-at", "N"], "no size of a symbol", "write N=8"),
+        (["--input", "Nx3x5x7", "--cost-at", "N=²"], "no size of a symbol", "write N=8"),
         (["--input", "Nx3x5x7", "--cost-at", "N=17"], "N = 17", "give a size of N = 1 … 16"),
         (
             ["--input", "Nx3x5x7", "--target", "tosa"],

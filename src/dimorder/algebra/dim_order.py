@@ -327,6 +327,6 @@ def _parse(spec: object, rank: int) -> DimOrder | None:
     if text.upper() in NAMED_ORDERS:
         return DimOrder(*NAMED_ORDERS[text.upper()])
     digits = text.strip("()[] ").split(",")
-    if all(digit.strip().isdigit() for digit in digits):
+    if all(digit.strip().isdecimal() for digit in digits):
         return DimOrder(*map(int, digits))
     return None

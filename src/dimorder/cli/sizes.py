@@ -38,7 +38,7 @@ def parse_size(text: str) -> tuple[str, int]:
     ('N', 8)
     """
     name, _, size = text.partition("=")
-    if not name.isidentifier() or not size.isdigit():
+    if not name.isidentifier() or not size.isdecimal():
         raise UsageError(f"--cost-at {text}", "no size of a symbol", "write N=8")
     return name, int(size)
 
