@@ -50,18 +50,26 @@ def test_wrong_numbers_and_failures_have_no_times(monkeypatch):
         call = runtimes.PEERS["eager"].open(given, path)
         return lambda: [y + 0.01 for y in call()]
 
+    def flat(given, path):
+        call = runtimes.PEERS["eager"].open(given, path)
+        return lambda: [y.flatten() for y in call()]
+
     def failing(given, path):
         raise RuntimeError("no such kernel")
 
     peers = {"eager": runtimes.PEERS["eager"]}
     peers |= {
-        name: replace(peers["eager"], name=name, open=o) for name, o in (("wrong", wrong), ("no", failing))
+        name: replace(peers["eager"], name=name, open=o)
+        for name, o in (("wrong", wrong), ("flat", flat), ("no", failing))
     }
     monkeypatch.setattr("dimorder.latency.bench.PEERS", peers)
     found = bench.measure(*network(), targets=("torch",), rounds=5)
     told = {row.name: row for row in found.rows}
     assert told["eager"].ms and told["torch"].ms
     assert not told["wrong"].ms and "wrong by" in told["wrong"].error
+    assert not told["flat"].ms and told["flat"].max_rel_error is None
+    assert told["flat"].error == "other shapes or types than PyTorch's, or other NaN and infinities"
+    json.dumps(found.to_dict(), allow_nan=False)
     assert not told["no"].ms and told["no"].error == "RuntimeError: no such kernel"
     assert found.ratio(told["no"]) is None and "PyTorch: RuntimeError: no such kernel" in str(found)
 

@@ -6,6 +6,7 @@ A program with wrong numbers gets no times.
 from __future__ import annotations
 
 import io
+import math
 import statistics
 import tempfile
 import time
@@ -274,9 +275,13 @@ def _prepare_all(
         try:
             (call, row["kernels"]), row["seconds"] = _time(partial(_prepare, each, given, path))
             errors = relative_errors(call(), wanted)
-            row["max_rel_error"] = max(errors, default=0.0)
-            if not row["max_rel_error"] <= TOLERANCE:
-                row["error"] = f"wrong by {row['max_rel_error']:.1e} of an output's largest value"
+            worst = max(errors, default=0.0)
+            if worst == math.inf:
+                row["error"] = "other shapes or types than PyTorch's, or other NaN and infinities"
+                continue
+            row["max_rel_error"] = worst
+            if not worst <= TOLERANCE:
+                row["error"] = f"wrong by {worst:.1e} of an output's largest value"
                 continue
             if each.write:
                 row["file_bytes"] = path.stat().st_size
