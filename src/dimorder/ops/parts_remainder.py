@@ -22,13 +22,14 @@ def _remainder(x: Tensor, y: Any) -> Any:
 
 def _whole_quotient(x: Any, y: Any, *, rounding_mode: str | None = "floor") -> Any:
     """Write a quotient of floats. ExecuTorch's kernel that rounds down gives fractions: 13.000001."""
-    if rounding_mode is None or not torch.result_type(x, y).is_floating_point:
+    dtype = torch.result_type(x, y)
+    if rounding_mode is None or not dtype.is_floating_point:
         return NotImplemented
     if rounding_mode == "trunc":
         return torch.trunc(x / y)
     if not isinstance(y, Tensor) and y == 0:
         return x / y
-    x = x if isinstance(x, Tensor) else torch.full_like(y, x)
+    x = x.to(dtype) if isinstance(x, Tensor) else torch.full_like(y, x)
     rest = torch.fmod(x, y)
     whole = torch.round((x - rest) / y)
     floor = torch.where((rest != 0) & ((rest < 0) != (y < 0)), whole - 1, whole)

@@ -101,6 +101,15 @@ def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
     return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
 
 
+def _power(n: Tracer, x: Value, exponent: float) -> Value:
+    """Write small powers of integers as products, which are exact and wrap: runtimes compute in floats."""
+    dtype = dtype_of(x)
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or exponent not in (2, 3, 4):
+        return n.emit(aten.pow.Tensor_Scalar, x, exponent)
+    square = n.write(aten.mul.Tensor, x, x)
+    return square if exponent == 2 else n.write(aten.mul.Tensor, square, x if exponent == 3 else square)
+
+
 # The bounds of each operator that clamps, from its arguments by name; None is no bound.
 CLAMP_BOUNDS: Mapping[Any, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = MappingProxyType(
     {
@@ -121,6 +130,7 @@ OPERATORS = (
     pointwise(aten.hardswish.default),
     pointwise(aten.log_sigmoid.default),
     pointwise(aten.rsub.Tensor),
+    pointwise(aten.pow.Tensor_Scalar, _power),
     Operator(
         (aten._prelu_kernel.default,),
         relate_pointwise,

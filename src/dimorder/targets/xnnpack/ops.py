@@ -5,6 +5,7 @@ A row says when the operator is supported and which XNNPACK nodes compute it. No
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -44,10 +45,24 @@ def _convolve_in_space(x: Tensor, *others: Any) -> Any:
     return PARTS[aten.convolution.default](x, *others) if x.dim() == 5 else NotImplemented
 
 
+def _sum_of_integers(
+    x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Add up integers as the last running sum: ExecuTorch's kernel for sums adds in float32."""
+    if x.dtype not in (torch.int32, torch.int64) or (dtype or torch.int64).is_floating_point or not x.dim():
+        return NotImplemented
+    summed = {d % x.dim() for d in dims or range(x.dim())}
+    kept = [d for d in range(x.dim()) if d not in summed]
+    rows = x.permute(*kept, *sorted(summed)).flatten(len(kept))
+    total = rows.cumsum(-1)[..., -1]
+    return total.reshape([1 if d in summed else x.shape[d] for d in range(x.dim())]) if keepdim else total
+
+
 IN_PARTS = {
     **{name: parts for name, parts in PARTS.items() if name not in HAVE_KERNEL},
     **PAIRS,
     **QUOTIENTS,
+    aten.sum.dim_IntList: _sum_of_integers,
     aten.convolution.default: _convolve_in_space,  # ExecuTorch's kernel has one and two dimensions
 }
 
