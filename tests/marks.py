@@ -10,7 +10,7 @@ import pytest
 
 def slow_but(cases: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
     """Mark all cases of a test as slow but the quick ones. A tuple has the several arguments of one case."""
-    cases = list(cases)
+    cases, quick = list(cases), list(quick)
     assert all(case in cases for case in quick), "a quick case is none of the cases"
     return [
         pytest.param(

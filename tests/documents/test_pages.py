@@ -34,6 +34,7 @@ SLOW = {
     "ethos-u",
     "any-size",
     "delegate-kit",
+    "state",
 }
 # How many blocks a page says that it cannot run. A new one needs a reason that a reader understands.
 NOT_RUN = 17

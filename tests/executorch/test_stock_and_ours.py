@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, product
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.executorch import XNNPACK, guarded
 from dimorder.executorch.attempt import disagreement
 from dimorder.executorch.lowering_paths import lower_legally, run_bare, run_guarded, stock
+from tests.marks import slow_but
 
 NHWC = DimOrder.channels_last(4)
 CRASH = "ahead of time"
@@ -141,16 +144,27 @@ def outcome(lower, run, network, inputs):
     return WRONG if disagreement(expected, found) else RIGHT
 
 
-@pytest.mark.parametrize("backend", ["portable", "xnnpack"])
-@pytest.mark.parametrize("name", CASES)
+BACKENDS = ("portable", "xnnpack")
+# An outcome of each kind.
+QUICK_STOCK = [
+    ("a 3x3 conv with channels-last weights", "xnnpack"),
+    ("C=1", "xnnpack"),
+    ("depthwise channels-last weights", "portable"),
+    ("cat of channels-last", "portable"),
+    ("layer norm", "xnnpack"),
+    ("channel shuffle", "xnnpack"),
+]
+QUICK_OURS = list(zip(CASES, cycle(BACKENDS), strict=False))
+
+
+@pytest.mark.parametrize(("name", "backend"), slow_but(product(CASES, BACKENDS), QUICK_STOCK))
 def test_what_stock_lowering_makes_of_it(name, backend):
     network, inputs, *expected = CASES[name]
     found = outcome(stock(backend), run_bare, network().eval(), inputs())
     assert found == expected[backend == "xnnpack"]
 
 
-@pytest.mark.parametrize("backend", ["portable", "xnnpack"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "backend"), slow_but(product(CASES, BACKENDS), QUICK_OURS))
 def test_ours_is_right_in_the_exported_order_and_in_the_other(name, backend):
     network, inputs, *_ = CASES[name]
     network, given = network().eval(), inputs()

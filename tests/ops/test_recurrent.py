@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import dimorder
 from dimorder.capture.captured import Captured, capture
 from dimorder.errors import UnsupportedError
 from tests.layout.lowering import lower_everywhere
+from tests.marks import slow_but
 from tests.small_networks import Net
 from tests.zoo import perturb
 
@@ -63,14 +65,26 @@ def operators(program: Captured) -> Counter[str]:
     return Counter(n.target._opname for n in program.nodes if n.op == "call_function")
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# Each network is quick in one of these two tests.
+FROM_ZEROS = ["lstm, stacked", "lstm without biases", "gru without biases", "rnn without biases"]
+FROM_STATES = [
+    (1, "lstm"),
+    (2, "lstm, both ways"),
+    (1, "lstm, projected"),
+    (2, "gru"),
+    (1, "gru, both ways and stacked"),
+    (1, "rnn"),
+    (2, "rnn with relu, both ways"),
+]
+
+
+@pytest.mark.parametrize("name", slow_but(NETWORKS, FROM_ZEROS))
 def test_numbers_in_every_order_from_a_zero_state(name: str) -> None:
     lowered = lower_everywhere(network(name), [random(STEPS, BATCH, INPUT)], count=0)
     assert not any("lstm" in op or "gru" in op or "rnn" in op for op in operators(lowered.program))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("batch", "name"), slow_but(product([1, 2], NETWORKS), FROM_STATES))
 def test_numbers_from_a_given_state_batch_first(name: str, batch: int) -> None:
     layer = network(name, batch_first=True)
     lower_everywhere(layer, [random(batch, STEPS, INPUT), states(layer, batch)], count=2 - batch)
@@ -111,8 +125,11 @@ def test_without_a_batch() -> None:
     lower_everywhere(network("lstm, both ways"), [random(STEPS, INPUT)], count=1)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("sizes", [(1, 1, 7, 3), (1, 2, 1, 1), (5, 1, 1, 3)])
+ONES = [(1, 1, 7, 3), (1, 2, 1, 1), (5, 1, 1, 3)]
+KINDS = [nn.LSTM, nn.GRU, nn.RNN]
+
+
+@pytest.mark.parametrize(("sizes", "kind"), slow_but(product(ONES, KINDS), zip(ONES, KINDS, strict=True)))
 def test_sizes_of_one(kind: type[nn.RNNBase], sizes: tuple[int, int, int, int]) -> None:
     steps, batch, size, hidden = sizes
     layer = perturb(kind(size, hidden, bidirectional=True))
@@ -197,8 +214,9 @@ class Tagger(nn.Module):
         return self.head(hidden)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("order", "batch"), slow_but(product(["NCHW", "NHWC"], [1, 2]), [("NCHW", 1), ("NHWC", 2)])
+)
 def test_a_reader_of_text(batch: int, order: str) -> None:
     torch.manual_seed(7)
     model = perturb(Tagger())

@@ -22,6 +22,7 @@ from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.target import TosaArtifact
+from tests.marks import slow_but
 from tests.targets.quantised import by_arm
 from tests.targets.test_tosa_forms import lower
 from tests.zoo import perturb
@@ -142,7 +143,7 @@ def test_each_piece_is_compared_with_its_own_channels(units: tuple[Lowered, Lowe
         replace(model, cut=turned).run([x], {node: (integers.double(), integers)})
 
 
-@pytest.mark.parametrize("accelerator", ["ethos-u85-256", "ethos-u55-128"])
+@pytest.mark.parametrize("accelerator", slow_but(["ethos-u85-256", "ethos-u55-128"], ["ethos-u85-256"]))
 def test_vela_estimates_fewer_cycles(accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ethosu.vela")
     x = torch.randn(1, 3, 20, 28, generator=torch.Generator().manual_seed(3))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,17 +21,20 @@ pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from tests import small_networks
+from tests.marks import slow_but
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
 from tests.targets.quantised import INT8, UINT8, Net, Symmetric, by_xnnpack, quantised
 
+RESULTS = {"coarse": (0.0311, -7), "fine": (0.0089, 3)}
 
-@pytest.mark.parametrize("result", [(0.0311, -7), (0.0089, 3)])
+
+@pytest.mark.parametrize("result", slow_but(RESULTS, ["coarse"]))
 @pytest.mark.parametrize("name", IN_INT8)
 def test_an_operator_between_quantised_values_computes_in_int8(
-    name: str, result: tuple[float, int], kinds: Counter[str]
+    name: str, result: str, kinds: Counter[str]
 ) -> None:
     compute, inputs = IN_INT8[name]
-    lowered = dimorder.lower(Between(compute, result), inputs, target="xnnpack")
+    lowered = dimorder.lower(Between(compute, RESULTS[result]), inputs, target="xnnpack")
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
     assert kinds["Convert"] == len(inputs) + 1  # each input's, and the output's
 
@@ -59,11 +63,22 @@ ONCE: dict[str, nn.Module] = {
 }
 
 
-@pytest.mark.parametrize("clamp", [torch.clone, lambda x: F.hardtanh(x, -0.51, 0.77)], ids=["", "clamped"])
-@pytest.mark.parametrize("name", ONCE)
-def test_what_is_quantised_twice_is_rounded_twice(name: str, clamp: Callable[[Tensor], Tensor]) -> None:
+CLAMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": torch.clone,
+    "clamped": lambda x: F.hardtanh(x, -0.51, 0.77),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "clamp"),
+    slow_but(
+        product(ONCE, CLAMPS),
+        [("convolution", "clamped"), ("linear", "as it is"), ("max pool", "clamped")],
+    ),
+)
+def test_what_is_quantised_twice_is_rounded_twice(name: str, clamp: str) -> None:
     """XNNPACK lets these nodes compute a clamp that follows, which would round once."""
-    made = Again(ONCE[name], clamp)
+    made = Again(ONCE[name], CLAMPS[clamp])
     orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
     lowered = dimorder.lower(made, (X,), target="xnnpack", **orders)
     assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.float_islands) == (1, (), ())

@@ -24,6 +24,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from tests.marks import slow_but
 from tests.small_networks import OneInput
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
 from tests.targets.quantised import INT8, Net, Symmetric, by_arm, by_xnnpack, quantised
@@ -58,13 +59,14 @@ def kinds(lowered: Lowered) -> Counter[str]:
     return operators(lowered.artifact.data)
 
 
-@pytest.mark.parametrize("result", [(0.0311, -7), (0.0089, 3)])
+RESULTS = {"coarse": (0.0311, -7), "fine": (0.0089, 3)}
+
+
+@pytest.mark.parametrize("result", slow_but(RESULTS, ["coarse"]))
 @pytest.mark.parametrize("name", IN_INT8)
-def test_an_operator_between_quantised_values_is_in_int8_or_an_island(
-    name: str, result: tuple[float, int]
-) -> None:
+def test_an_operator_between_quantised_values_is_in_int8_or_an_island(name: str, result: str) -> None:
     compute, inputs = IN_INT8[name]
-    lowered = lowered_for_litert(Between(compute, result), *inputs)
+    lowered = lowered_for_litert(Between(compute, RESULTS[result]), *inputs)
     assert bool(lowered.plan.float_islands) == (name in ISLANDS)
     if name not in ISLANDS:
         assert kinds(lowered)["QUANTIZE"] == len(inputs) and kinds(lowered)["DEQUANTIZE"] == 1
@@ -78,7 +80,7 @@ def test_a_product_with_int8_weights_computes_in_int8(name: str) -> None:
     assert (kinds(lowered)["QUANTIZE"], kinds(lowered)["DEQUANTIZE"]) == (1, 1)
 
 
-@pytest.mark.parametrize(("order", "conversions"), [("NCHW", 1), ("NHWC", 0)])
+@pytest.mark.parametrize(("order", "conversions"), slow_but([("NCHW", 1), ("NHWC", 0)], [("NCHW", 1)]))
 def test_a_network_is_one_delegate_of_int8(order: str, conversions: int) -> None:
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
     lowered = lowered_for_litert(by_xnnpack(Net(), x), x, input_orders=order)
@@ -152,7 +154,7 @@ def test_a_function_is_in_int8_if_its_result_has_the_type_that_litert_asks_for(k
     assert kinds(lowered) == {"QUANTIZE": 1, kind: 1, "DEQUANTIZE": 1}
 
 
-@pytest.mark.parametrize("taken", ["int8", "uint8"])
+@pytest.mark.parametrize("taken", slow_but(["int8", "uint8"], ["uint8"]))
 def test_integers_may_be_the_callers(taken: str) -> None:
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
     how = {"input_types": taken, "output_types": taken, "input_orders": "NHWC"}
