@@ -228,11 +228,3 @@ def test_shares_prove_the_cost_of_a_pair():
     assert lower_bound(without, Prices(shares=(Price(1, 0, "C", 9),))) == 4
     never = replace(problem, buffers=(Buffer("x", (5,), {("A", "C"): None, ("B", "C"): None}),))
     assert lower_bound(never, Prices(shares=(Price(1, 0, "C", 10**6),))) == 10**6
-
-
-def test_a_plan_prints_what_it_costs_and_what_is_proven():
-    text = str(PLAN)
-    assert f"{PLAN.cost[0]:,} {PLAN.units[0]}" in text
-    assert "optimal over complete candidates" in text
-    assert all(f"{conversion.name}: " in text for conversion in PLAN.conversions)
-    assert "not proven optimal" in str(certified(PLAN, optimal=False))

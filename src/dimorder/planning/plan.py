@@ -134,26 +134,6 @@ class LayoutPlan:
         """Return the faults of this plan, none if it is right; all that it states is recomputed."""
         return tuple(_faults(self, problem))
 
-    def __str__(self) -> str:
-        certificate = self.certificate
-        verdict = "optimal" if certificate.optimal else "not proven optimal"
-        seconds = f"{self.seconds:.2f} s" if self.seconds >= 0.01 else f"{self.seconds * 1e3:.1f} ms"
-        lines = [
-            f"cost         {_priced(self.cost, self.units)}",
-            f"lower bound  {certificate.lower_bound:,} {self.units[0]}: {verdict} "
-            f"over {certificate.candidates} candidates",
-            f"solver       {certificate.solver}, {len(self.choice):,} steps, {seconds}",
-            f"conversions  {len(self.conversions):,}",
-        ]
-        for conversion in self.conversions:
-            price = _priced(conversion.cost, self.units)
-            lines.append(f"  {conversion.name}: {conversion.from_order} -> {conversion.to_order}  {price}")
-        return "\n".join(lines)
-
-
-def _priced(cost: Cost, units: Sequence[str]) -> str:
-    return ", ".join(f"{value:,} {unit}" for value, unit in zip(cost, units, strict=True))
-
 
 def make_plan(
     problem: LayoutProblem,
@@ -174,12 +154,8 @@ def make_plan(
     >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
     >>> proof = Prices(shares=(Price(step=1, position=0, order="NHWC", value=8),))
     >>> plan = make_plan(problem, (0, 0), solver="by hand", proof=proof)
-    >>> print(plan)
-    cost         8 bytes
-    lower bound  8 bytes: optimal over complete candidates
-    solver       by hand, 2 steps, 0.0 ms
-    conversions  1
-      x: NCHW -> NHWC  8 bytes
+    >>> plan.cost, plan.certificate.optimal, [conversion.name for conversion in plan.conversions]
+    ((8,), True, ['x'])
     >>> plan.check(problem)
     ()
     """
