@@ -15,7 +15,7 @@ NUMBERS = (0.1, 0.3)  # in float16, one is rounded down and the other up
 
 
 class Decisions(nn.Module):
-    """Whatever jumps at a number."""
+    """Its results jump at numbers."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         found = []

@@ -212,7 +212,9 @@ def _as_linear(matmul: Node) -> None:
         return
     x, result = _rounded(left, _before_views(scale)), next(iter(sums.users), None)
     shape = (*x.meta["val"].shape[:-1], right.meta["val"].shape[1]) if x is not None else None
-    if x is None or result is None or name_of(result) not in _SAME or tuple(result.meta["val"].shape) != shape:
+    if x is None or result is None or name_of(result) not in _SAME:
+        return
+    if tuple(result.meta["val"].shape) != shape:
         return
     weight = right.args[0]
     args = (weight, scales, None, 0, -128, 127, torch.int8)

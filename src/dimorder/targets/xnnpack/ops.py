@@ -5,7 +5,7 @@ A row says when the operator is supported and which XNNPACK nodes compute it. No
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -58,7 +58,7 @@ def _sum_of_integers(
     return total.reshape([1 if d in summed else x.shape[d] for d in range(x.dim())]) if keepdim else total
 
 
-IN_PARTS = {
+IN_PARTS: Mapping[Any, Callable[..., Any]] = {
     **{name: parts for name, parts in PARTS.items() if name not in HAVE_KERNEL},
     **PAIRS,
     **QUOTIENTS,
