@@ -11,8 +11,9 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
+from tests.marks import slow_but
 from tests.targets import quantised
-from tests.targets.test_tosa_integers import BETWEEN, PRODUCTS, X
+from tests.targets.test_tosa_integers import BETWEEN, FEW_BETWEEN, PRODUCTS, X
 
 RESULTS = ((1.71e-4, 0), (0.49e-4, 0), (3.1e-3, 0))
 REFUSED = {
@@ -42,7 +43,7 @@ def lower(module: nn.Module, inputs: tuple[Tensor, ...]) -> Lowered:
     return made
 
 
-@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize("name", slow_but(BETWEEN, {*FEW_BETWEEN, "floor"}))
 def test_an_operator_between_values_of_16_bits(name: str) -> None:
     compute, inputs = BETWEEN[name]
     if name not in REFUSED:

@@ -20,8 +20,9 @@ from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import FORMS, Forms
 from dimorder.targets.tosa.target import TARGET, emit_integers
+from tests.marks import slow_but
 from tests.targets.quantised import INT16, Between, Product
-from tests.targets.test_tosa_integers import BETWEEN, PRODUCTS, RESULTS
+from tests.targets.test_tosa_integers import BETWEEN, FEW_BETWEEN, PRODUCTS, RESULTS
 
 OTHER = Forms()
 for _name in FORMS:
@@ -55,7 +56,7 @@ def randn(*shape: int) -> Tensor:
     return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("name", [*BETWEEN, *PRODUCTS])
+@pytest.mark.parametrize("name", slow_but([*BETWEEN, *PRODUCTS], {*FEW_BETWEEN, *PRODUCTS}))
 def test_every_operator_in_the_other_forms(name: str) -> None:
     if name in PRODUCTS:
         module: nn.Module = Product(*PRODUCTS[name])

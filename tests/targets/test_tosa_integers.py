@@ -75,6 +75,8 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "divided by one": lambda x: x / 1.83,
     "a gate of itself": lambda x: x * torch.sigmoid(x * 1.7) + 0.1,
 }
+# Of these, the ones that stand for all where they are lowered in another way.
+FEW_UNARY = ("square", "sigmoid", "gelu", "leaky relu", "relu", "clamp", "requantised", "add a number")
 BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     **{name: (compute, (X,)) for name, compute in UNARY.items()},
     "add": (torch.add, (X, Y)),
@@ -153,6 +155,7 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
+FEW_BETWEEN = BETWEEN.keys() - UNARY.keys() | set(FEW_UNARY)
 PRODUCTS: dict[str, Any] = {
     "convolution": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 2), (1, 2)), (12, 6, 3, 2)),
     "of one scale and a zero point": (lambda x, w, b: F.conv2d(x, w, b, 1, 1), (12, 6, 3, 3), 0, 3),
