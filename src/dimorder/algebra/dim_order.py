@@ -294,20 +294,6 @@ def describe(order: DimOrder) -> str:
     return order.name if order.name == str(order.dims) else f"{order.name} {order.dims}"
 
 
-def moves(dims: Sequence[int], shape: Sequence[object]) -> bool:
-    """Return whether a permutation of the dimensions moves more than dimensions of size 1.
-
-    Args:
-        dims: the dimensions that the result has, by their places in `shape`.
-        shape: the shape before.
-
-    >>> moves((0, 2, 1), (2, 1, 3)), moves((1, 0, 2), (2, 5, 3))
-    (False, True)
-    """
-    kept = [d for d in dims if not _is_one(shape[d])]
-    return kept != sorted(kept)
-
-
 def _is_one(size: object) -> bool:
     return isinstance(size, int) and size == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -92,3 +92,17 @@ def function_moves(function: Any) -> bool:
     [True, True, True, False]
     """
     return str(getattr(function, "_opname", None) or getattr(function, "__name__", "")) in _NAMES
+
+
+def moves(dims: Sequence[int], shape: Sequence[object]) -> bool:
+    """Return whether a permutation of the dimensions moves more than dimensions of size 1.
+
+    Args:
+        dims: the dimensions that the result has, by their places in `shape`.
+        shape: the shape before.
+
+    >>> moves((0, 2, 1), (2, 1, 3)), moves((1, 0, 2), (2, 5, 3))
+    (False, True)
+    """
+    kept = [d for d in dims if shape[d] != 1]
+    return kept != sorted(kept)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.algebra.dim_order import moves
+from dimorder.graph.elements import moves
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import IntegerType, in_float32
 

@@ -71,3 +71,11 @@ def unfit_matrices(a: Arguments) -> str | None:
     if min(len(operand.meta["val"].shape) for operand in (a.self, a.other)) < 2:
         return "a product with a vector"
     return "a product whose left operand lies transposed" if is_transposed(a.self) else None
+
+
+def unfit_elu(a: Arguments) -> str | None:
+    return None if a.input_scale > 0 else "elu with an input scale that is not positive"
+
+
+def unfit_softplus(a: Arguments) -> str | None:
+    return None if a.beta else "softplus with a beta of 0"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.algebra.dim_order import moves
 from dimorder.graph.dynamic_sizes import DynamicCall
+from dimorder.graph.elements import moves
 from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import bound, is_getitem, results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from dimorder.algebra.dim_order import moves
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
+from dimorder.graph.elements import moves
 
 Content = TypeVar("Content")
 # The bytes of an element by the schema's name of its type. For other types the bytes are unknown.

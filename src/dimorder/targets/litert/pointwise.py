@@ -18,6 +18,7 @@ from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.litert.coefficients import ERF_P, ERF_Q
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
+from dimorder.targets.rows import unfit_elu, unfit_softplus
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -310,10 +311,6 @@ def _elu(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     return add(w, mul(w, clamp(w, x, 0), a.scale), mul(w, below, a.alpha * a.scale))
 
 
-def _check_elu(a: Arguments) -> str | None:
-    return check_float(a) or (None if a.input_scale > 0 else "elu with an input scale that is not positive")
-
-
 def _softplus(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     """Write softplus. Above a threshold torch returns x, which from 17 on is the nearest number anyway."""
     scaled = mul(w, x, a.beta)
@@ -321,10 +318,6 @@ def _softplus(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     if a.threshold >= 17:
         return smooth
     return select(w, w.elementwise("GREATER", scaled, float(a.threshold), dtype=BOOL), x, smooth)
-
-
-def _check_softplus(a: Arguments) -> str | None:
-    return check_float(a) or (None if a.beta else "softplus with a beta of 0")
 
 
 def _prelu(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -387,14 +380,14 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.hardswish.default: _unary(kind1("HARD_SWISH")),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("LOGISTIC", x))),
         aten.mish.default: _unary(mish),
-        aten.softplus.default: _with(_softplus, _check_softplus),
+        aten.softplus.default: _with(_softplus, lambda a: check_float(a) or unfit_softplus(a)),
         aten.log_sigmoid.default: _unary(
             lambda w, x: w.elementwise("NEG", softplus(w, w.elementwise("NEG", x)))
         ),
         aten.gelu.default: _with(
             lambda w, x, a: w.elementwise("GELU", x, approximate=a.approximate != "none")
         ),
-        aten.elu.default: _with(_elu, _check_elu),
+        aten.elu.default: _with(_elu, lambda a: check_float(a) or unfit_elu(a)),
         aten.leaky_relu.default: _with(
             lambda w, x, a: w.elementwise("LEAKY_RELU", x, alpha=float(a.negative_slope))
         ),

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dimorder.algebra.dim_order import moves
 from dimorder.errors import UsageError, installed
+from dimorder.graph.elements import moves
 from dimorder.targets.tosa import INFO
 from dimorder.text import columns, shape_text
 

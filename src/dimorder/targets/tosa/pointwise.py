@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.targets.rows import unfit_elu, unfit_softplus
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES, WIDEST
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -265,18 +266,10 @@ def _elu(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     return mul(w, add(w, clamp(w, x, 0), bent), a.scale)
 
 
-def _check_elu(a: Arguments) -> str | None:
-    return check_float(a) or (None if a.input_scale > 0 else "elu with an input scale that is not positive")
-
-
 def _softplus(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     scaled = mul(w, x, a.beta)
     smooth = mul(w, softplus(w, scaled), 1 / a.beta)
     return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
-
-
-def _check_softplus(a: Arguments) -> str | None:
-    return check_float(a) or (None if a.beta else "softplus with a beta of 0")
 
 
 MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
@@ -343,10 +336,10 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),
         aten.mish.default: _unary(lambda w, x: mul(w, x, w.elementwise("TANH", softplus(w, x)))),
-        aten.softplus.default: _with(_softplus, _check_softplus),
+        aten.softplus.default: _with(_softplus, lambda a: check_float(a) or unfit_softplus(a)),
         aten.log_sigmoid.default: _unary(lambda w, x: negate(w, softplus(w, negate(w, x)))),
         aten.gelu.default: _with(lambda w, x, a: gelu(w, x) if a.approximate == "none" else gelu_tanh(w, x)),
-        aten.elu.default: _with(_elu, _check_elu),
+        aten.elu.default: _with(_elu, lambda a: check_float(a) or unfit_elu(a)),
         aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
         dimorder.prelu_last.default: Row(_prelu),
         aten._to_copy.default: Row(
