@@ -54,13 +54,13 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file(factory, tmp_path):
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
-    run = start("lower", "tests.zoo:se_linear", "--input", "1x16x5x7", "-o", "net.pte", cwd=tmp_path)
+    run = start("lower", "tests.zoo:se_linear", "--input", "1x16x5x7", "-o", "net.pt2", cwd=tmp_path)
     assert run.stdout is not None and run.stderr is not None
     run.stdout.close()
     err = run.stderr.read()
     assert run.wait(timeout=300) == 0, err
     assert err == ""
-    assert [file.name for file in tmp_path.iterdir()] == ["net.pte"]
+    assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
 
 
 def test_lowering_torchvision_shows_nothing_of_what_libraries_print(tmp_path):

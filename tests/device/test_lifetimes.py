@@ -27,6 +27,7 @@ from dimorder.cmake import PACKAGE, executorch_package
 from dimorder.executorch import pte
 from tests.device import emulation
 from tests.device.networks import image
+from tests.marks import slow_but
 from tests.targets import quantised
 
 
@@ -138,8 +139,16 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
         return make().eval(), args
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("numbers", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    slow_but(
+        itertools.product(["float32", "float16"], NETWORKS),
+        [
+            *(("float32", name) for name in NETWORKS),
+            *(("float16", name) for name in ("bias added", "several delegates", "weights of equal bytes")),
+        ],
+    ),
+)
 def test_constants_outlive_what_executorch_frees(
     name: str, numbers: str, lifetimes: Path, tmp_path: Path
 ) -> None:
@@ -154,14 +163,21 @@ def test_constants_outlive_what_executorch_frees(
 
 @pytest.mark.parametrize(
     ("name", "by"),
-    [
-        ("bias multiplied", "by_xnnpack"),
-        ("bias multiplied", "by_arm"),
-        ("several delegates", "by_xnnpack_dynamically"),
-        ("weights of equal bytes", "by_xnnpack"),
-        ("a layer called twice", "by_xnnpack"),
-        ("a layer called twice", "by_arm"),
-    ],
+    slow_but(
+        [
+            ("bias multiplied", "by_xnnpack"),
+            ("bias multiplied", "by_arm"),
+            ("several delegates", "by_xnnpack_dynamically"),
+            ("weights of equal bytes", "by_xnnpack"),
+            ("a layer called twice", "by_xnnpack"),
+            ("a layer called twice", "by_arm"),
+        ],
+        [
+            ("bias multiplied", "by_arm"),
+            ("several delegates", "by_xnnpack_dynamically"),
+            ("weights of equal bytes", "by_xnnpack"),
+        ],
+    ),
 )
 def test_so_do_those_of_integers(name: str, by: str, lifetimes: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao")

@@ -35,6 +35,7 @@ SLOW = {
     "any-size",
     "delegate-kit",
     "state",
+    "delegates",
 }
 # How many blocks a page says that it cannot run. A new one needs a reason that a reader understands.
 NOT_RUN = 17

@@ -89,8 +89,13 @@ def test_what_the_table_of_times_foretells_stands_beside_what_was_measured(monke
     )
     written = found.to_dict()["runtimes"]
     assert written[0]["kernels"][1]["name"] == "transpose" and written[1]["kernels"] is None
-    more_threads = bench.measure(model, args, against=(), rounds=5, threads=2)
-    assert more_threads.rows[0].kernels is None  # those of the table have one
+
+
+@pytest.mark.slow
+def test_the_table_of_times_foretells_nothing_for_other_threads_than_its_own(monkeypatch):
+    told = Times(family(), 1, 2.0, 8.0, 100.0, ((KernelRun("Abs", (64,), 0, 512), 200.0),))
+    monkeypatch.setattr(runtimes, "measured_times", lambda: {family(): told})
+    assert bench.measure(*network(), against=(), rounds=5, threads=2).rows[0].kernels is None
 
 
 def test_wrong_use_is_told():
@@ -227,6 +232,7 @@ def test_operators_alike_are_timed_once():
     assert {each.place.operator: each.count for each in found} == {"aten.linear": 3, "aten.tanh": 1}
 
 
+@pytest.mark.slow
 def test_what_has_several_results_and_what_runs_outside_has_a_time():
     class Net(nn.Module):
         def forward(self, x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:

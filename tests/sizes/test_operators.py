@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.targets.litert.file import operators
 from tests import zoo
+from tests.marks import slow_but
 from tests.sizes.symbols import PICTURES, TARGETS, TIMES, errors, lower, sized
 
 
@@ -44,7 +47,7 @@ class Scaled(nn.Module):
         return nn.functional.interpolate(x.relu(), scale_factor=self.factor).sigmoid()
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.5, 0.75])
+@pytest.mark.parametrize("factor", slow_but([0.5, 1.5, 0.75], [0.75]))
 def test_a_fraction_of_a_symbol_is_a_size(factor: float) -> None:
     module, dims = Scaled(factor), ({2: Dim("H", min=8, max=19), 3: Dim("W", min=6, max=21)},)
     for target in TARGETS:
@@ -158,7 +161,7 @@ class Padded(nn.Module):
         return ((query @ key.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ value)[:, -2:]
 
 
-@pytest.mark.parametrize("logarithms", [False, True])
+@pytest.mark.parametrize("logarithms", slow_but([False, True], [True]))
 def test_rows_that_are_no_numbers_do_not_spread_to_the_last(logarithms: bool) -> None:
     module, length = Padded(logarithms).eval(), Dim("L", min=4, max=24)
     mask = torch.ones(2, 7, dtype=torch.int64)
@@ -185,7 +188,7 @@ class Attended(nn.Module):
         return self.head(y)[:, -1]
 
 
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("heads", slow_but([1, 2], [2]))
 def test_ranges_may_be_small_and_heads_one(heads: int) -> None:
     module = Attended(heads).eval()
     dims = {0: Dim("N", min=1, max=4), 1: Dim("L", min=1, max=6)}
@@ -319,8 +322,12 @@ def test_a_mean_over_pixels_is_of_the_delegate_at_three_symbols() -> None:
         assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-5
 
 
-@pytest.mark.parametrize("shape", ["Nx3xHxW", "2x3xHxW", "Nx3x9xW"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    slow_but(
+        product(TARGETS, ["Nx3xHxW", "2x3xHxW", "Nx3x9xW"]), [("torch", "2x3xHxW"), ("xnnpack", "Nx3xHxW")]
+    ),
+)
 def test_other_reductions_over_pixels_have_their_numbers(target: str, shape: str) -> None:
     """A variance is over the number of pixels less one."""
     module = Pooled("sum", "var", "amax").eval()

@@ -70,7 +70,7 @@ def last_logits() -> nn.Module:
     ("make", "target"),
     slow_but(
         product((stateful.gpt2, stateful.llama, last_logits), SUFFIX),
-        [(stateful.llama, "xnnpack"), (last_logits, "litert")],
+        [(stateful.llama, "xnnpack")],
     ),
 )
 def test_a_decoder_takes_a_prompt_of_any_length_then_tokens(
