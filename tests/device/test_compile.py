@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from dimorder.cmake import CPP, executorch_package
 from dimorder.errors import UnsupportedError
+from tests.marks import slow_but
 
 C_COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc", "arm-none-eabi-gcc")
 CPP_COMPILERS = ("g++", "clang++", "aarch64-linux-gnu-g++")
@@ -80,9 +82,18 @@ def test_the_header_needs_no_other_before_it(alone: str, tmp_path: Path) -> None
 SOURCES = sorted((CPP / "src").glob("*.cpp")) + sorted((CPP / "runner").glob("*.cpp"))
 
 
-@pytest.mark.parametrize("compiler", CPP_COMPILERS)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_the_sources_compile_without_warnings(compiler: str, source: Path) -> None:
+NAMES = [f"{path.parent.name}/{path.name}" for path in SOURCES]
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler"),
+    slow_but(
+        itertools.product(NAMES, CPP_COMPILERS),
+        [*((name, "g++") for name in NAMES), *(("src/program.cpp", compiler) for compiler in CPP_COMPILERS)],
+    ),
+)
+def test_the_sources_compile_without_warnings(name: str, compiler: str) -> None:
+    source = CPP / name
     flags = ["-fno-exceptions", "-fno-rtti"] if source.parent.name == "src" else []
     # What is seen only by following values needs an optimising compiler: one of them does it.
     flags.append("-O2" if compiler == "g++" else "-fsyntax-only")

@@ -18,6 +18,7 @@ import dimorder
 from dimorder.executorch import pte
 from dimorder.verification import xnnpack_roundings
 from tests.device import emulation
+from tests.marks import slow_but
 from tests.targets import test_special_values as special
 from tests.targets import xnnpack_runs
 from tests.targets.cases import Net
@@ -42,7 +43,22 @@ def inputs_of(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("core", ARM)
-@pytest.mark.parametrize("name", IN_INT8)
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        IN_INT8,
+        [
+            "hardswish",
+            "sigmoid",
+            "abs",
+            "add",
+            "mul, broadcast",
+            "mean over space",
+            "average pool",
+            "max pool",
+        ],
+    ),
+)
 def test_integers_on_arm_are_the_models(name: str, core: str, tmp_path: Path) -> None:
     compute, inputs = IN_INT8[name]
     for result in RESULTS:

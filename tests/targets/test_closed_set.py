@@ -6,7 +6,7 @@ Everything is found by lowering the targets' cases; only the operators of views 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -15,21 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.marks import slow_but
-
 pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import Implementation
-from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.row_major import ROW_MAJOR
 from dimorder.ops.table import OPERATORS, find
 from dimorder.physical.dry_run import physical_calls
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets.litert.ops import OPERATORS as LITERT
-from dimorder.targets.table import Table, is_getitem
+from dimorder.targets.table import Table
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.ops import OPERATORS as TOSA_INT
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
@@ -43,7 +39,7 @@ from tests.targets import (
     test_tosa_ops,
     test_xnnpack_ops,
 )
-from tests.targets.cases import Case, Net, aten, r
+from tests.targets.cases import Case, Net, aten, called, r, unreached
 from tests.targets.halves import halved
 from tests.targets.litert import test_litert_ops
 from tests.targets.quantised import Product
@@ -141,10 +137,6 @@ def plans() -> tuple[NetworkPlan, ...]:
     )
 
 
-def called(nodes: Iterable[torch.fx.Node]) -> set[Any]:
-    return {node.target for node in nodes if node.op == "call_function" and not is_getitem(node)}
-
-
 def offered(plan: NetworkPlan) -> Iterator[tuple[Any, Implementation, set[Any]]]:
     """Each operator of a network, each implementation it was offered, and what that emits."""
     extracted = plan.extracted
@@ -174,15 +166,10 @@ def test_each_row_is_what_an_implementation_is_made_of(target: str) -> None:
     assert {str(name) for name in set(table.rows) - declared} == set()
 
 
-@pytest.mark.parametrize("target", slow_but(TABLES, ["tosa, integers"]))
+@pytest.mark.slow  # the tests of each operator lower the same networks, and two of them ask this too
+@pytest.mark.parametrize("target", TABLES)
 def test_each_row_is_reached_by_a_network(target: str) -> None:
-    table, lowered = TABLES[target][0], [module.lowered(name) for module, name in networks(target)]
-    reached = set().union(*(called(each.physical.graph.nodes) for each in lowered))
-    reached.add(SLICE_CONSTANT)  # only networks with dynamic sizes have it: tests/sizes/test_litert.py
-    reached.add(
-        FAKE_QUANTIZE_DYNAMIC
-    )  # tests/targets/litert/test_litert_dynamic.py and test_xnnpack_dynamic.py
-    assert {str(name) for name in set(table.rows) - reached} == set()
+    assert unreached(TABLES[target][0], (module.lowered(name) for module, name in networks(target))) == set()
 
 
 @pytest.mark.slow

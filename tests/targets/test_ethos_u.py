@@ -22,6 +22,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.targets.ethos_u import ACCELERATORS
 from dimorder.targets.ethos_u.target import target
+from tests.marks import slow_but
 from tests.targets.quantised import Between, by_arm
 from tests.targets.quantised import quantised as quantised_to
 from tests.targets.test_tosa_integers import Net
@@ -102,7 +103,9 @@ def test_what_vela_estimates_is_told(lowered: Lowered) -> None:
     assert not any("quantize" in operator for operator in places)
 
 
-@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize(
+    "accelerator", slow_but(ACCELERATORS, ["ethos-u55-128", "ethos-u65-256", "ethos-u85-2048"])
+)
 def test_each_accelerator_compiles_a_network(quantised: nn.Module, accelerator: str) -> None:
     made = dimorder.lower(quantised, (inputs(),), target=accelerator)
     assert made.artifact.npu is not None

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("tosa_serializer")
 
 from dimorder.lowered import Lowered
-from tests.targets.cases import Net
+from dimorder.targets.tosa.ops import OPERATORS
+from tests.targets.cases import Net, unreached
 from tests.targets.tosa_cases import CALLS, CASES
 from tests.targets.tosa_runs import compare, compare_lowered
 
@@ -30,3 +31,7 @@ def test_physical_call(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_operator(name: str) -> None:
     assert lowered(name).artifact.delegates == 1
+
+
+def test_each_row_is_reached_by_a_network() -> None:
+    assert unreached(OPERATORS, map(lowered, CASES)) == set()

@@ -14,7 +14,8 @@ pytest.importorskip("executorch")
 
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.lowered import Lowered
-from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r
+from dimorder.targets.xnnpack.ops import OPERATORS
+from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r, unreached
 from tests.targets.xnnpack_runs import compare, compare_lowered
 
 CALLS: dict[str, Case] = {
@@ -222,6 +223,10 @@ def test_physical_call(name: str) -> None:
 def test_operator(name: str) -> None:
     artifact = lowered(name).artifact
     assert (artifact.delegates, artifact.outside) == (1, {})
+
+
+def test_each_row_is_reached_by_a_network() -> None:
+    assert unreached(OPERATORS, map(lowered, CASES)) == set()
 
 
 @pytest.mark.parametrize("dims", [(1, 2, 3), (2, 3), (0, 1, 2, 3), (0, 3), (3,)])
