@@ -170,6 +170,13 @@ def test_every_size_has_the_bits_of_its_kernels(pool: Lowered) -> None:
     require_its_bits(pool)
 
 
+def test_memory_holds_the_constants_of_all_sizes_once(pool: Lowered) -> None:
+    programs, _ = pool.specializations
+    for name, tensor in pool.physical.state_dict.items():
+        same = [program.state_dict[name] for program in programs if name in program.state_dict]
+        assert same and all(each.shape != tensor.shape or each is same[0] for each in same)
+
+
 def require_its_bits(lowered: Lowered, *sizes: tuple[int, int, int]) -> None:
     wanted = lowered.artifact.reference_run
     assert wanted is not None
@@ -321,7 +328,7 @@ def test_a_sum_whose_scale_depends_on_a_size_is_refused_with_its_line(target: st
 def test_an_int8_operator_outside_of_the_delegate_is_refused() -> None:
     """LiteRT's own kernel of a transposed convolution rounds otherwise: 2 of 2,688 integers here."""
     assert refusal(made(enlarged), torch.randn(SHAPE), PICTURES, target="litert") == [
-        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:45, in up)",
+        "dimorder.conv_transpose2d_nhwc.default (test_integers.py:46, in up)",
         "  found: an int8 TRANSPOSE_CONV that dynamic sizes keep out of XNNPACK's delegate",
         "  fix: fix the size, or lower one program for each size that is needed",
     ]

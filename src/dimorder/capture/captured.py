@@ -23,7 +23,7 @@ from dimorder.graph.branches import COND, branches
 from dimorder.graph.nodes import operator_at, where
 from dimorder.graph.pairs import is_pair
 from dimorder.graph.passes import run_passes
-from dimorder.graph.quantized import are_equal
+from dimorder.graph.quantized import Scaled, are_equal
 from dimorder.graph.tracing import Tracer, Value, dtype_of
 from dimorder.ops.complex_numbers import as_real, write_pairs
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -115,6 +115,12 @@ class Captured:
         for name, tensor in list(self.module.named_buffers()):
             if name in theirs and are_equal(theirs[name], tensor):
                 setattr(self.module, name, theirs[name])
+
+    def forget_float64(self) -> None:
+        """Release what verification has widened, and memory with it."""
+        for tensor in self.module.buffers():
+            if isinstance(tensor, Scaled):
+                tensor.forget_float64()
 
     @property
     def constant_bytes(self) -> int:

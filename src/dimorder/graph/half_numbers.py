@@ -27,7 +27,7 @@ def round_numbers(
     >>> x = torch.tensor([0.1, 0.3]).half()
     >>> (_, number), _ = round_numbers(torch.ops.aten.ge.Scalar, (x, 0.1), {})
     >>> number, x >= 0.1, x.float() >= 0.1
-    (0.0999755859375, tensor([ True,  True]), tensor([False,  True]))
+    (0.0999755859375, tensor([True, True]), tensor([False,  True]))
     """
     is_first = bool(args) and type(args[0]) in (int, float)
     if not is_first and getattr(target, "_opname", None) not in _ROUNDING:

@@ -166,6 +166,10 @@ class Scaled(torch.Tensor):
         scales, dim = channels
         return dequantize_in_float64(self.integers.values, scales, self.integers.zero_point, dim)
 
+    def forget_float64(self) -> None:
+        """Release `in_float64`, which takes eight bytes for each element. It is computed again if needed."""
+        vars(self).pop("in_float64", None)
+
     @staticmethod
     def of(values: Tensor, scales: Tensor, zero_point: int = 0, dtype: torch.dtype = torch.float32) -> Scaled:
         """Return (`values` − `zero_point`) · `scales`; scales broadcast to the shape of the integers."""

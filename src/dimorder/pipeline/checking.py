@@ -159,6 +159,7 @@ class Checks:
         """Group the trials by their choices: one program serves all trials of the same choices."""
         if not self.trials:
             self.trials += self._label_trials(contract)
+            self.variants[0].program.forget_float64()  # its constants are those of all
         trials = report_each(self.trials, step, self.progress)
         return itertools.groupby(trials, key=lambda trial: trial.choices)
 

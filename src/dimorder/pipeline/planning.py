@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
 from dimorder.clock import Progress, StepPart, report_each
+from dimorder.graph.exported import share_constants
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.passes import require
 from dimorder.layout import check_program
@@ -193,7 +194,7 @@ def write_physical(
     Raises:
         UnsupportedError: for the first operator that cannot be written for all sizes.
     """
-    programs = []
+    programs = list[ExportedProgram]()
     for extracted, variant in zip(problems, variants, strict=True):
         contract = planned.contract if source.sizes is None else variant.contract
         capabilities = variant.target.capabilities
@@ -203,6 +204,7 @@ def write_physical(
             "the physical program",
             check_program.physical_faults(program, extracted, planned.layout_plan, contract, capabilities),
         )
+        share_constants(program, programs[0] if programs else program)
         programs.append(program)
     if source.sizes is None:
         return PhysicalProgram(programs[0])

@@ -105,6 +105,7 @@ def emit(
     def file_of(module: GraphModule, plan: Partition, texts: Mapping[str, str]) -> bytes:
         return _file(plan, module, texts, table, symbols)
 
+    plan.constants.clear()  # the delegates have them, and weights of integers stand there as floats too
     pte = file_of(GraphModule(build.root, build.graph), plan, constant_methods or {})
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
