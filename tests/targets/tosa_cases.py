@@ -364,6 +364,11 @@ MOVES: dict[str, Case] = {
         (Y,),
         (r(3, 5),),
     ),
+    "extremes of truth values": (
+        lambda x: ((x > 0).amax(1), (x > 0).amin((0, 2), keepdim=True), (x > 0).max(), (x > 9).min()),
+        (r(3, 5, 7),),
+        (),
+    ),
 }
 
 CASES = {**SHARED, **CONVOLUTIONS, **ELEMENTWISE, **MATRICES, **REDUCTIONS, **MOVES}

@@ -67,6 +67,17 @@ def _truth(name: Any) -> Spell:
     return spell
 
 
+def _extreme_of_truths(name: Any, truth: Any) -> Spell:
+    """Return the spelling of amax or amin, which is any or all of truth values."""
+
+    def spell(n: Tracer, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+        if dtype_of(x) == torch.bool:
+            return n.write(truth, x, list(dim) or None, keepdim)
+        return n.emit(name, x, dim, keepdim)
+
+    return spell
+
+
 def _index_of(name: Any) -> Spell:
     """Return the spelling of argmax or argmin; without a dimension it is that of the flattened tensor."""
 
@@ -180,8 +191,16 @@ def _index_reduction(name: Any) -> Operator:
 OPERATORS = (
     _reduction(aten.mean.dim),
     _reduction(aten.sum.dim_IntList),
-    _reduction(aten.amax.default, _halving(aten.maximum.default)),
-    _reduction(aten.amin.default, _halving(aten.minimum.default)),
+    _reduction(
+        aten.amax.default,
+        _halving(aten.maximum.default),
+        spell=_extreme_of_truths(aten.amax.default, aten.any.dims),
+    ),
+    _reduction(
+        aten.amin.default,
+        _halving(aten.minimum.default),
+        spell=_extreme_of_truths(aten.amin.default, aten.all.dims),
+    ),
     _reduction(aten.any.dims, spell=_truth(aten.any.dims)),
     _reduction(aten.all.dims, spell=_truth(aten.all.dims)),
     Operator(
