@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, bound
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import view
@@ -70,10 +70,11 @@ def _truth(name: Any) -> Spell:
 def _extreme_of_truths(name: Any, truth: Any) -> Spell:
     """Return the spelling of amax or amin, which is any or all of truth values."""
 
-    def spell(n: Tracer, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-        if dtype_of(x) == torch.bool:
-            return n.write(truth, x, list(dim) or None, keepdim)
-        return n.emit(name, x, dim, keepdim)
+    def spell(n: Tracer, x: Value, *rest: Any, **named: Any) -> Value:
+        if dtype_of(x) != torch.bool:
+            return n.emit(name, x, *rest, **named)
+        given = bound(name, (x, *rest), named)
+        return n.write(truth, x, list(given["dim"]) or None, given["keepdim"])
 
     return spell
 
