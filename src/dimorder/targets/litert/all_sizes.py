@@ -54,7 +54,10 @@ def merge_graphs(graphs: Sequence[TfLiteGraph], table: SizeTable | None = None) 
             merger.add(row)
         except (UnknownSizeError, _DifferenceError) as error:
             raise NotForAllSizesError(row[0].origin, str(error)) from error
-    assert len({len(graph.nodes) for graph in graphs}) == 1, "outputs of the same names need the same nodes"
+    fewest, most = (pick(graphs, key=lambda graph: len(graph.nodes)).nodes for pick in (min, max))
+    if len(fewest) < len(most):
+        more = most[len(fewest)]
+        raise NotForAllSizesError(more.origin, f"a {more.kind} that some sizes need and others do not")
     return replace(graphs[0], tensors=merger.tensors, nodes=merger.nodes)
 
 
