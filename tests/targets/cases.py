@@ -3,22 +3,17 @@ Each operator has one case or more, with dims that all differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowered import Lowered
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
-from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
-from dimorder.targets.table import Table, is_getitem
 
 D = torch.ops.dimorder
 aten = torch.ops.aten
@@ -35,20 +30,6 @@ class Net(torch.nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.function(*inputs, *self.buffers())
-
-
-def called(nodes: Iterable[Node]) -> set[Any]:
-    """The operators that nodes call."""
-    return {node.target for node in nodes if node.op == "call_function" and not is_getitem(node)}
-
-
-def unreached(table: Table, networks: Iterable[Lowered]) -> set[str]:
-    """The rows of a target's table that no network's program calls."""
-    reached = {SLICE_CONSTANT}  # only networks with dynamic sizes have it: tests/sizes/test_litert.py
-    # tests/targets/litert/test_litert_dynamic.py and test_xnnpack_dynamic.py
-    reached.add(FAKE_QUANTIZE_DYNAMIC)
-    reached.update(*(called(each.physical.graph.nodes) for each in networks))
-    return {str(name) for name in set(table.rows) - reached}
 
 
 def contiguous_contract(module: Net, inputs: tuple[Tensor, ...]) -> Contract:

@@ -39,10 +39,11 @@ from tests.targets import (
     test_tosa_ops,
     test_xnnpack_ops,
 )
-from tests.targets.cases import Case, Net, aten, called, r, unreached
+from tests.targets.cases import Case, Net, aten, r
 from tests.targets.halves import halved
 from tests.targets.litert import test_litert_ops
 from tests.targets.quantised import Product
+from tests.targets.reached import called, unreached
 
 # Of which implementations from several operators compute what is in half precision in float32.
 IN_PARTS = (

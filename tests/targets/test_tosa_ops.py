@@ -11,7 +11,8 @@ pytest.importorskip("tosa_serializer")
 
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.ops import OPERATORS
-from tests.targets.cases import Net, unreached
+from tests.targets.cases import Net
+from tests.targets.reached import unreached
 from tests.targets.tosa_cases import CALLS, CASES
 from tests.targets.tosa_runs import compare, compare_lowered
 

@@ -15,7 +15,8 @@ pytest.importorskip("executorch")
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.lowered import Lowered
 from dimorder.targets.xnnpack.ops import OPERATORS
-from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r, unreached
+from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r
+from tests.targets.reached import unreached
 from tests.targets.xnnpack_runs import compare, compare_lowered
 
 CALLS: dict[str, Case] = {
