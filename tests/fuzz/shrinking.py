@@ -141,7 +141,7 @@ def _simpler_values(value: Any) -> Iterator[Any]:
         yield from (simpler for simpler in (0, 1, 2) if abs(simpler) < abs(value) or value < 0)
     elif isinstance(value, tuple):
         yield from ((simpler,) * len(value) for simpler in (0, 1))
-        if sorted(value) == list(range(len(value))):
+        if {*value} == {*range(len(value))}:
             yield tuple(range(len(value)))
         for i, each in enumerate(value):
             yield from ((*value[:i], simpler, *value[i + 1 :]) for simpler in _simpler_values(each))

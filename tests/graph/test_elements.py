@@ -122,6 +122,7 @@ CALLS: Mapping[Any, tuple[Any, ...]] = {
     aten.hardswish.default: (X,),
     aten.log_sigmoid.default: (X,),
     aten.rsub.Tensor: (X, OTHER),
+    aten.pow.Tensor_Scalar: (X, 3),
     aten._prelu_kernel.default: (X, OTHER),
     QUANTIZE: (X.float(), 0.5, 3, -128, 127, torch.int8),
     DEQUANTIZE: (X.to(torch.int8), 0.5, 3, -128, 127, torch.int8),

@@ -399,3 +399,18 @@ def test_a_sum_over_a_fixed_and_a_dynamic_size_is_of_the_delegate() -> None:
     assert all("sum" not in str(place) for place, _ in lowered.plan.outside)
     for height in (5, 8, 10):
         assert max(errors(lowered, Norm(), torch.randn(2, 4, height, 3))) <= 1e-5
+
+
+class Folded(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        columns = nn.functional.fold(x, (x.shape[2], 1), 1, dilation=(1, 2))
+        return columns + x.unsqueeze(-1).flip(2) * 2
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+def test_a_slice_may_be_of_one_row_at_the_least_size(target: str) -> None:
+    module = Folded().eval()
+    sizes = ({2: 2 * Dim("rows", min=1, max=7)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 4, 10),), target=target, dynamic_shapes=sizes)
+    for rows in (2, 4, 14):
+        assert max(errors(lowered, module, torch.randn(1, 4, rows))) <= 1e-6

@@ -186,6 +186,9 @@ def _lower_slice(c: Call) -> None:
         return
     lead = c.labelled("cut", "step")
     groups = c.split(leads=lead)
+    if not lead:  # a dimension of size 1, whole
+        c.give(c.take(0, groups), groups)
+        return
     position = c.positions(groups, lead)[0]
     outer = c.size(0, lead[:1])
     rest = c.size(0, groups[position]) // outer

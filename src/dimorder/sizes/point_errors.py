@@ -29,8 +29,8 @@ def explained_at(point: Point, sizes: SymbolicProgram) -> Iterator[None]:
         yield
     except Exception as error:
         sizes.require(point)
-        if not isinstance(error, RuntimeError):
-            raise
         found = next(iter(str(error).splitlines()), "")
+        if not isinstance(error, RuntimeError) and not found.startswith("Guard failed"):  # torch's own words
+            raise
         fix = "narrow the range of sizes, or make the network take them all"
         raise UnsupportedError(f"the network at {format_point(point)}", found, fix) from error
