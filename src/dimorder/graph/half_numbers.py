@@ -32,15 +32,13 @@ def round_numbers(
     is_first = bool(args) and type(args[0]) in (int, float)
     if not is_first and getattr(target, "_opname", None) not in _ROUNDING:
         return args, kwargs
-    tensors = {
-        id(leaf): _tensor(leaf)
-        for leaf in pytree.tree_leaves((args, kwargs))
-        if isinstance(leaf, (torch.fx.Node, torch.Tensor))
-    }
-    floats = {x.dtype for x in tensors.values() if x.dtype.is_floating_point and x.dim()}
-    if len(floats) != 1 or not floats <= HALVES:
+    kinds = (torch.fx.Node, torch.Tensor)
+    leaves = [_tensor(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, kinds)]
+    floats = [x for x in leaves if x.dtype.is_floating_point]
+    types = {x.dtype for x in floats if x.dim()} or {x.dtype for x in floats}
+    if len(types) != 1 or not types <= HALVES:
         return args, kwargs
-    (half,) = floats
+    (half,) = types
 
     def rounded(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim() == 0 and leaf.is_floating_point():
