@@ -52,7 +52,7 @@ def refusing(target: str, names: Sequence[str] = ()) -> Target:
             found = replace(
                 found,
                 emit=lambda program, contract: Physical(program.module()),
-                runtime=TargetRuntime(is_slow=True),
+                runtime=TargetRuntime(most_operations=0),
             )
         return replace(
             found,

@@ -57,7 +57,8 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--run",
         action=argparse.BooleanOptionalAction,
-        help="run the emitted program and compare it with the network (the default, except for tosa: slow)",
+        help="run the emitted program and compare it with the network (the default, but for large networks "
+        "on tosa)",
     )
     parser.add_argument(
         "--print",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils.flop_counter import FlopCounterMode
 
 from dimorder.capture.captured import Captured
 from dimorder.capture.force_cond_branches import (
@@ -22,7 +24,7 @@ from dimorder.clock import Progress, report_each
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.branches import Branches
-from dimorder.graph.exported import as_function
+from dimorder.graph.exported import as_function, own_module
 from dimorder.graph.nodes import EXPORTED, origin_of, tensors_in
 from dimorder.ops.quantization import is_quantized
 from dimorder.pipeline.planning import PhysicalProgram
@@ -147,6 +149,11 @@ class Checks:
             return None
         return Selections.of(physical.program, planned.contract, planned.extracted.buffers)
 
+    def runs_by_default(self, target: Target, times: int = 1) -> bool:
+        """Return whether the target's runtime is fast enough to run such an artifact so many times."""
+        most = target.runtime.most_operations
+        return most == math.inf or times * _operations(self.variants[0].program.exported) <= most
+
     def verified(self, error: float, runs: bool) -> Verified:
         """Return what was found, after all comparisons."""
         trials = [check.trial for check in self.trials]
@@ -216,6 +223,14 @@ class Checks:
         exported = force_exported(sizes.at(point), choices)
         program = replace(like, examples=sizes.inputs_at(point), exported=exported)
         return Trial(exported, program, contract)
+
+
+def _operations(program: ExportedProgram) -> int:
+    """Return how many operations the products of a program take: two for each multiplication."""
+    args, kwargs = program.example_inputs
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        own_module(program)(*args, **kwargs)
+    return int(counter.get_total_flops())
 
 
 def _compare_selected(

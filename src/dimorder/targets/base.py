@@ -5,6 +5,7 @@ A `Target` is one value, which the pipeline reads. An `Artifact` is what a targe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from dimorder.contract import Contract
-from dimorder.errors import ContractError, UsageError
+from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs, counted
 from dimorder.physical.fuse_quantized import FusedProgram
@@ -188,19 +189,24 @@ def _read(file: Path, load: Callable[[Path], Content]) -> Content:
         raise ContractError(f"loading {file}", str(error), fix) from error
 
 
+class UnpredictableError(UnsupportedError):
+    """An input for which the target's format does not define what a program computes."""
+
+
 @dataclass(frozen=True)
 class TargetRuntime:
     """The runtime of a target's programs in this process.
 
     Attributes:
         name: Its name in error messages. The default is the target's.
-        is_slow: Whether the runtime is so slow that `lower` by default does not run the artifact to check it.
+        most_operations: The most operations of arithmetic in a network whose artifact `lower` runs by default
+            to check it, as torch's counter counts them. A slow runtime has a bound.
         set_threads: Sets the number of threads that programs have.
         has_state: Whether a program may write its buffers.
     """
 
     name: str = ""
-    is_slow: bool = False
+    most_operations: float = math.inf
     set_threads: Callable[[int], None] | None = None
     has_state: bool = False
 
