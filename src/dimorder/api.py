@@ -229,13 +229,10 @@ def lower_sizes(
         for problem, variant, planned in zip(problems, alike, plans, strict=True):
             sizes = tuple(variant.point.values())
             source = sources.by_size[sizes].compared_with(ranges.model)
-            checks = Checks(source, [variant], request, progress)
-            runs = run_artifact
-            if runs is None and not checks.runs_by_default(variant.target, len(variants)):
-                runs = False
+            checks = Checks(source, [variant], request, progress, len(variants))
             with at_point(variant.point):
                 own = Clock(progress)
-                lowered[sizes] = _write(own, planned, [problem], [variant], source, checks, runs)
+                lowered[sizes] = _write(own, planned, [problem], [variant], source, checks, run_artifact)
     return {sizes: lowered[sizes] for sizes in sources.by_size}
 
 

@@ -23,7 +23,7 @@ from dimorder.graph.branches import COND, branches
 from dimorder.graph.nodes import operator_at, where
 from dimorder.graph.pairs import is_pair
 from dimorder.graph.passes import run_passes
-from dimorder.graph.quantized import Scaled, are_equal
+from dimorder.graph.quantized import Scaled, equal_ones
 from dimorder.graph.tracing import Tracer, Value, dtype_of
 from dimorder.ops.complex_numbers import as_real, write_pairs
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -111,10 +111,9 @@ class Captured:
 
     def share_constants(self, other: Captured) -> None:
         """Read the constants that another program also has from that program: memory holds them once."""
-        theirs = dict(other.module.named_buffers())
-        for name, tensor in list(self.module.named_buffers()):
-            if name in theirs and are_equal(theirs[name], tensor):
-                setattr(self.module, name, theirs[name])
+        own, theirs = (dict(each.module.named_buffers()) for each in (self, other))
+        for name, tensor in equal_ones(own, theirs).items():
+            setattr(self.module, name, tensor)
 
     def forget_float64(self) -> None:
         """Release what verification has widened, and memory with it."""

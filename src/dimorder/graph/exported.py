@@ -27,7 +27,6 @@ from dimorder.graph.branches import Branches, has_branches
 from dimorder.graph.interpreter import GraphRun, GraphWithTensors
 from dimorder.graph.nodes import call_after, copy_meta, replace_node, set_value
 from dimorder.graph.prediction import predict
-from dimorder.graph.quantized import are_equal
 
 
 class _Verifier(TrainingIRVerifier):
@@ -324,14 +323,6 @@ def keep_names(copied: Graph, original: Graph) -> None:
     """
     for node, old in zip(copied.nodes, original.nodes, strict=True):
         node.name = old.name
-
-
-def share_constants(program: ExportedProgram, other: ExportedProgram) -> None:
-    """Read the constants that another program also has from that program: memory holds them once."""
-    theirs = other.state_dict
-    for name, tensor in program.state_dict.items():
-        if name in theirs and are_equal(theirs[name], tensor):
-            program.state_dict[name] = theirs[name]
 
 
 class ProgramRun:

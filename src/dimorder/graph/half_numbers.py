@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.nodes import tensor_of
+
 HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
 
 # PyTorch's other operators, such as mul, div and threshold, compute with the number itself, in float32.
@@ -33,7 +35,7 @@ def round_numbers(
     if not is_first and getattr(target, "_opname", None) not in _ROUNDING:
         return args, kwargs
     kinds = (torch.fx.Node, torch.Tensor)
-    leaves = [_tensor(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, kinds)]
+    leaves = [tensor_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, kinds)]
     floats = [x for x in leaves if x.dtype.is_floating_point]
     types = {x.dtype for x in floats if x.dim()} or {x.dtype for x in floats}
     if len(types) != 1 or not types <= HALVES:
@@ -49,7 +51,3 @@ def round_numbers(
         return leaf if number == leaf else number
 
     return pytree.tree_map(rounded, (args, kwargs))  # type: ignore[no-any-return]
-
-
-def _tensor(leaf: torch.fx.Node | torch.Tensor) -> torch.Tensor:
-    return leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf

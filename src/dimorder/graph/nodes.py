@@ -58,6 +58,12 @@ def results(node: Node) -> list[torch.Tensor]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def tensor_of(value: Node | torch.Tensor) -> torch.Tensor:
+    """Return the one result of a node, without data, or the constant itself."""
+    tensor: torch.Tensor = value.meta[VALUE] if isinstance(value, Node) else value
+    return tensor
+
+
 def is_getitem(node: Node) -> bool:
     """Return whether a node only picks one result of a call with several."""
     return getattr(node.target, "__name__", "") == "getitem"

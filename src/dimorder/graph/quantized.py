@@ -243,6 +243,18 @@ def are_equal(a: Tensor, b: Tensor) -> bool:
     )
 
 
+def equal_ones(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of the other tensors that are equal to the tensors of their names.
+
+    Who reads them instead shares their memory.
+    """
+    return {
+        name: others[name]
+        for name, tensor in tensors.items()
+        if name in others and are_equal(others[name], tensor)
+    }
+
+
 def _repeated(scales: Tensor) -> Tensor:
     """Return the same scales with equal ones along a dimension held once: copies of a constant write all.
 

@@ -28,6 +28,7 @@ from dimorder.graph.nodes import (
     graph_module,
     set_value,
     source_of,
+    tensor_of,
 )
 from dimorder.graph.pairs import Pair, is_pair
 from dimorder.graph.prediction import results_of, without_data
@@ -329,8 +330,7 @@ def out_of_place(target: Any) -> Any:
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
-    tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
-    return tuple(int(size) for size in tensor.shape)
+    return tuple(int(size) for size in tensor_of(value).shape)
 
 
 def at_most(size: int | torch.SymInt) -> int:
@@ -355,8 +355,7 @@ def max_shape_of(node: torch.fx.Node) -> tuple[int, ...]:
 
 
 def dtype_of(value: Value) -> torch.dtype:
-    tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
-    return tensor.dtype  # type: ignore[no-any-return]
+    return tensor_of(value).dtype
 
 
 def is_random(target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch.export import ExportedProgram
@@ -52,13 +52,20 @@ class Checks:
 
     A network with dynamic sizes is run at the corners of its ranges and between. If it has state, it is also
     run with sizes that change from call to call. A network with branches is also run with forced choices.
-    Trials are made when a program is first compared, and serve all programs.
+    Trials are made when a program is first compared, and serve all programs. `artifacts` is how many are
+    lowered, each with checks of its own.
     """
 
     def __init__(
-        self, source: Source, variants: Sequence[Variant], request: Request, progress: Progress
+        self,
+        source: Source,
+        variants: Sequence[Variant],
+        request: Request,
+        progress: Progress,
+        artifacts: int = 1,
     ) -> None:
         self.source, self.variants, self.request, self.progress = source, variants, request, progress
+        self.artifacts = artifacts
         self.trials: list[_LabelledTrial] = []
 
     def compare_program(self, physical: PhysicalProgram, planned: NetworkPlan) -> float:
@@ -149,10 +156,19 @@ class Checks:
             return None
         return Selections.of(physical.program, planned.contract, planned.extracted.buffers)
 
-    def runs_by_default(self, target: Target, times: int = 1) -> bool:
-        """Return whether the target's runtime is fast enough to run such an artifact so many times."""
+    def runs_by_default(self, target: Target) -> bool:
+        """Return whether the target's runtime is fast enough to run all artifacts of the lowering."""
         most = target.runtime.most_operations
-        return most == math.inf or times * _operations(self.variants[0].program.exported) <= most
+        return most == math.inf or self.artifacts * self._operations <= most
+
+    @cached_property
+    def _operations(self) -> int:
+        """How many operations the products of the network take: two for each multiplication."""
+        program = self.variants[0].program.exported
+        args, kwargs = program.example_inputs
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            own_module(program)(*args, **kwargs)
+        return int(counter.get_total_flops())
 
     def verified(self, error: float, runs: bool) -> Verified:
         """Return what was found, after all comparisons."""
@@ -223,14 +239,6 @@ class Checks:
         exported = force_exported(sizes.at(point), choices)
         program = replace(like, examples=sizes.inputs_at(point), exported=exported)
         return Trial(exported, program, contract)
-
-
-def _operations(program: ExportedProgram) -> int:
-    """Return how many operations the products of a program take: two for each multiplication."""
-    args, kwargs = program.example_inputs
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        own_module(program)(*args, **kwargs)
-    return int(counter.get_total_flops())
 
 
 def _compare_selected(

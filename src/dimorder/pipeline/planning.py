@@ -11,9 +11,9 @@ from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
 from dimorder.clock import Progress, StepPart, report_each
-from dimorder.graph.exported import share_constants
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.passes import require
+from dimorder.graph.quantized import equal_ones
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.costs import Costs
@@ -204,7 +204,8 @@ def write_physical(
             "the physical program",
             check_program.physical_faults(program, extracted, planned.layout_plan, contract, capabilities),
         )
-        share_constants(program, programs[0] if programs else program)
+        if programs:  # memory holds the constants of all sizes once
+            program.state_dict.update(equal_ones(program.state_dict, programs[0].state_dict))
         programs.append(program)
     if source.sizes is None:
         return PhysicalProgram(programs[0])

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
-from torch.fx import Node
 
+from dimorder.graph.nodes import tensor_of
 from dimorder.targets.table import Arguments, View
 from dimorder.targets.tosa.dtypes import DTYPES
 
 
 def size(operand: Any) -> tuple[int, ...]:
     """Return the shape of an operand: a View, a constant, or the node that a check gets."""
-    return tuple((operand.meta["val"] if isinstance(operand, Node) else operand).shape)
+    return tuple(tensor_of(operand).shape)
 
 
 def dtype_of(operand: Any) -> str:

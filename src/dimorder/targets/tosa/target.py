@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
 @contextmanager
 def _without_output() -> Iterator[None]:
     """Hide what the reference model prints: a warning with each graph, that it also reads TOSA 1.1."""
-    if os.name != "posix":
+    if os.name != "posix" or sys.stdout is None:  # closed by the process that started us
         yield
         return
     flush = ctypes.CDLL(None).fflush  # the model writes to C's buffer, not to Python's
