@@ -76,6 +76,10 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "gather of many": (
         lambda m, x: x.gather(1, torch.arange(120).view(1, 2, 6, 10) % 8), [X], counted(gather=1)
     ),
+    "gather of repeated rows": (
+        lambda m, x: torch.arange(5.0).square().expand(3, 5).gather(1, (x > 0).long()),
+        [(3, 4)], counted(gt=1, _to_copy=1, embedding=1, reshape=1)
+    ),
     "embedding of constants": (
         lambda m, x: F.embedding(torch.tensor([[0, 1], [3, 4]]), x),
         [(6, 5)], counted(slice=2, cat=1, reshape=1)

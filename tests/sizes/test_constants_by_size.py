@@ -86,12 +86,12 @@ def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) 
 
 
 def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
-    class Backwards(nn.Module):
+    class Lengths(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.arange(x.shape[1] - 1, -1, -1)
+            return x + torch.full((x.shape[1],), x.shape[1])
 
     dims = ({1: Dim("L", min=4, max=40)},)
-    first, found, _ = refusal(Backwards(), torch.ones(2, 9), dims)
+    first, found, _ = refusal(Lengths(), torch.ones(2, 9), dims)
     assert first.startswith("aten.add.Tensor (test_constants_by_size.py:")
     assert found == "  found: the constant constant__0, whose values depend on a dynamic size"
 
@@ -109,3 +109,43 @@ def test_nan_is_the_same_number_at_all_sizes(target: str) -> None:
     x = torch.randn(4, 5)
     for got, wanted in zip(lowered(x), Hidden()(x), strict=True):
         assert torch.allclose(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+class Relative(nn.Module):
+    """Adds the end of a table, and scores by the rows of a table around its middle, as Conformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Buffer(torch.randn(40, 12))
+        self.around = nn.Buffer(torch.randn(79, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        around = self.around[40 - length : 39 + length]
+        return (x + self.last[40 - length :]).relu() @ around.T
+
+
+class Backwards(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(x.shape[1] - 1, -1, -1)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_the_end_and_the_middle_of_a_table_are_sliced(target: str) -> None:
+    sizes = ({0: Dim("N", min=1, max=4), 1: Dim("L", min=2, max=32)},)
+    module = Relative().eval()
+    lowered = dimorder.lower(module, (torch.randn(2, 9, 12),), target=target, dynamic_shapes=sizes)
+    assert lowered.text("physical").count("slice_constant(") == 2
+    for shape in ((3, 32, 12), (1, 5, 12), (4, 2, 12)):
+        x = torch.randn(shape)
+        assert relative_error(lowered(x), module(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_count_down_is_the_end_of_a_longer_one(target: str) -> None:
+    sizes = ({1: Dim("L", min=4, max=40)},)
+    lowered = dimorder.lower(Backwards(), (torch.ones(2, 9),), target=target, dynamic_shapes=sizes)
+    assert "slice_constant(constant[40], dim 0, 40 - L, end 40)" in lowered.text("physical")
+    for length in (4, 5, 39, 40):
+        x = torch.randn(2, length)
+        assert torch.equal(lowered(x), Backwards()(x))

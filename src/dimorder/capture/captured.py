@@ -33,16 +33,27 @@ from dimorder.ops.table import SPELLINGS, find
 
 @dataclass(frozen=True)
 class Slices:
-    """A constant that depends on dynamic sizes: the beginning of a longer one along the dimensions `dims`."""
+    """A constant that depends on dynamic sizes: a window of a longer one.
+
+    Attributes:
+        whole: The longer constant.
+        shares: By dimension that varies, the share of the left out elements that lies before the window: 0 at
+            the beginning of the longer constant, 1 at its end, 1/2 in its middle.
+    """
 
     whole: torch.Tensor
-    dims: tuple[int, ...]
+    shares: Mapping[int, float]
+
+    def windows(self, shape: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return the dimensions that vary, each with the start and the end of a constant of this shape."""
+        starts = {dim: int(share * (self.whole.shape[dim] - shape[dim])) for dim, share in self.shares.items()}
+        return [(dim, start, start + shape[dim]) for dim, start in starts.items()]
 
     def write(self, tracer: Tracer, node: torch.fx.Node) -> Value:
         """Write the slices of `whole` that have the sizes of a node, and return the last one."""
         value: Value = tracer.as_node(self.whole)
-        for dim in self.dims:
-            value = tracer.emit(SLICE_CONSTANT, value, dim, 0, int(node.meta["val"].shape[dim]))
+        for window in self.windows([int(size) for size in node.meta["val"].shape]):
+            value = tracer.emit(SLICE_CONSTANT, value, *window)
         return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -70,13 +70,26 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
 def _spell_again(program: Captured, node: Node) -> list[Any]:
     """Return the operators that the spelling of a call writes: only its own, if it is in normal form."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, fused={node.target})
+    are_slices = all(operand.target is SLICE_CONSTANT for operand in node.all_input_nodes)
     stand_ins: dict[Node, Any] = {
-        operand: program.constant(operand)
-        if operand.op == "get_attr"
-        else tracer.input(operand.name, operand.meta["val"])
+        operand: tracer.input(operand.name, operand.meta["val"])
+        if are_slices or not _is_constant(operand)
+        else _constant_of(program, operand)
         for operand in node.all_input_nodes
     }
     tracer.given.clear()  # they stand for any values
     args, kwargs = pytree.tree_map_only(Node, stand_ins.__getitem__, (node.args, node.kwargs))
     tracer.trace(node, node.target, args, kwargs)
     return [call.target for call in tracer.graph.nodes if call.op == "call_function"]
+
+
+def _is_constant(node: Node) -> bool:
+    """Return whether a spelling reads a constant here: it does not see that a constant is sliced."""
+    return node.op == "get_attr" or node.target is SLICE_CONSTANT
+
+
+def _constant_of(program: Captured, node: Node) -> torch.Tensor:
+    if node.op == "get_attr":
+        return program.constant(node)
+    whole, *window = node.args
+    return cast(torch.Tensor, SLICE_CONSTANT(_constant_of(program, cast(Node, whole)), *window))

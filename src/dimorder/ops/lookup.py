@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.quantized import are_equal
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.moves import unsqueeze, view
 from dimorder.ops.operator import Operator, filled, spelling
@@ -145,7 +146,18 @@ def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = 
                 for d, size in enumerate(index.shape):
                     found = n.write(aten.slice.Tensor, found, d, 0, size)
                 return found
+    row = _repeated_row(x, dim) if len(shape_of(index)) > 1 else None
+    if row is not None:
+        return view(n, n.write(aten.embedding.default, row.unsqueeze(1), index), shape_of(index))
     return n.emit(aten.gather.default, x, dim, index)
+
+
+def _repeated_row(x: Value, dim: int) -> torch.Tensor | None:
+    """Return the elements of a constant along a dimension, if they are the same all over the others."""
+    if not isinstance(x, torch.Tensor) or not x.numel():
+        return None
+    row = x.movedim(dim, -1).flatten(0, -2)[0]
+    return row if are_equal(row.expand(x.movedim(dim, -1).shape), x.movedim(dim, -1)) else None
 
 
 def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value:

@@ -109,7 +109,7 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
 
     A single size is tried first, then an affine function of one size, and a multiple of a product of two
     sizes. One less than such a product follows, by which variances divide. A fraction of one size, or of such
-    a product, is tried last.
+    a product, follows. What is left of a fixed number after a multiple of a size is tried last.
 
     Args:
         values: the number's value at each point.
@@ -123,6 +123,8 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
     Formula(factor=1, of=(0, 1), offset=-1, divisor=1)
     >>> fit_formula((12, 24, 20), [(32, 64, 160), (96, 96, 32)])
     Formula(factor=1, of=(0, 1), offset=0, divisor=256)
+    >>> fit_formula((37, 35, 31), [(3, 5, 9)])
+    Formula(factor=-1, of=(0,), offset=40, divisor=1)
     """
     if len(set(values)) == 1:
         return Formula(values[0], (), 0)
@@ -147,6 +149,10 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
         if len(parts) == 1:
             (part,) = parts
             return Formula(part.numerator, of, 0, part.denominator)
+    for place in places:
+        line = _line(values, sizes[place])
+        if line is not None and line.is_whole and is_affine(values, sizes[place]):
+            return Formula(int(line.factor), (place,), int(line.offset))
     return None
 
 

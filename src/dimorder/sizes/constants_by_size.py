@@ -1,12 +1,13 @@
 """Replace constants that depend on a dynamic size, such as positions and masks, by slices of the largest one.
 
-This works if each constant is the beginning of the one for the largest sizes. If it is not, as for a grid of
-anchors, a value that the network computes from it may be. Then that value is sliced, and the rest is computed
-in each call.
+This works if each constant is the beginning, the end or the middle of the one for the largest sizes. If it is
+none of these, as for a grid of anchors, a value that the network computes from it may be. Then that value is
+sliced, and the rest is computed in each call.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
@@ -23,6 +24,8 @@ from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.sizes.merge_specializations import broadcast_row
 
 PointT = TypeVar("PointT")
+
+_SHARES = (0, 1, 0.5)  # of what is left out, which lies before a window: see `Slices`
 
 
 def capture_specializations(
@@ -63,8 +66,8 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
 
     Returns whether all were replaced.
 
-    A constant that is not the beginning of the largest stays unchanged. So does a constant that is equal
-    along each dimension whose size varies.
+    A constant that is no part of the largest stays unchanged. So does a constant that is equal along each
+    dimension whose size varies.
     """
     rows = [row for row in zip(*map(_constants, programs), strict=False) if _differ(programs, row)]
     twins = {node.name: largest().constant(node) for node in _constants(largest())} if rows else {}
@@ -85,7 +88,7 @@ def _computed_slices(programs: Sequence[Captured], largest: Captured) -> dict[st
     for name in programs[0].size_constants:
         values = [each.size_constants[name] for each in programs if name in each.size_constants]
         part = _slices(values, largest.size_constants.get(name)) if len(values) == len(programs) else None
-        if part is not None and part.dims:
+        if part is not None and part.shares:
             found[name] = part
     return found
 
@@ -100,15 +103,24 @@ def _differ(programs: Sequence[Captured], row: Sequence[Node]) -> bool:
 
 
 def _slices(tensors: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slices | None:
-    """Return the constants as slices of a whole one, or None if one of them is not its beginning."""
-    for tensor in tensors:
-        if whole is None or tensor.dim() != whole.dim() or tensor.dtype != whole.dtype:
-            return None
-        if not are_equal(tensor, whole[tuple(map(slice, tensor.shape))]):
-            return None
-    assert whole is not None
+    """Return the constants as windows of a whole one, or None if one of them is no such part of it."""
+    ranks = {tensor.dim() for tensor in tensors}
+    if whole is None or ranks != {whole.dim()} or {tensor.dtype for tensor in tensors} != {whole.dtype}:
+        return None
     sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
-    return Slices(whole, tuple(d for d, each in enumerate(sizes) if len(set(each)) > 1))
+    dims = [dim for dim, each in enumerate(sizes) if len(set(each)) > 1]
+    for shares in itertools.product(_SHARES, repeat=len(dims)):
+        found = Slices(whole, dict(zip(dims, shares, strict=True)))
+        if all(_is_window(tensor, found) for tensor in tensors):
+            return found
+    return None
+
+
+def _is_window(tensor: torch.Tensor, slices: Slices) -> bool:
+    part = slices.whole
+    for dim, start, end in slices.windows(tensor.shape):
+        part = part[(slice(None),) * dim + (slice(max(start, 0), end),)]
+    return are_equal(part, tensor)
 
 
 def _slice(program: Captured, node: Node, part: Slices) -> None:
@@ -120,9 +132,9 @@ def _slice(program: Captured, node: Node, part: Slices) -> None:
     sliced, value = node, part.whole
     first = next(each for each in program.nodes if each.op == "call_function")
     with program.module.graph.inserting_before(first):
-        for dim in part.dims:
-            sliced = program.module.graph.call_function(SLICE_CONSTANT, (sliced, dim, 0, shape[dim]))
-            value = value.narrow(dim, 0, shape[dim])
+        for dim, start, end in part.windows(shape):
+            sliced = program.module.graph.call_function(SLICE_CONSTANT, (sliced, dim, start, end))
+            value = value.narrow(dim, start, end - start)
             add_meta(sliced, source, without_data(value))
     for user in users:
         user.replace_input_with(node, sliced)
