@@ -165,6 +165,17 @@ def test_a_refusal_says_what_and_where_and_the_way_round(network: type[nn.Module
     assert str(caught.value) == f"{at}\n  found: {found}\n  fix: {fix}"
 
 
+def test_a_number_that_is_read_out_of_a_tensor_is_refused_with_dynamic_sizes_too() -> None:
+    class Checks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._check(x.max().item() <= 8)
+            return x * 2
+
+    sizes = ({0: torch.export.Dim("N", min=2, max=6)},)
+    with pytest.raises(UnsupportedError, match="found: a number that is read out of a tensor"):
+        dimorder.plan(Checks(), (torch.rand(3, 5),), dynamic_shapes=sizes)
+
+
 class Remembers(nn.Module):
     """Keeps what it has seen where torch.export does not look."""
 

@@ -46,7 +46,9 @@ class Slices:
 
     def windows(self, shape: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return the dimensions that vary, each with the start and the end of a constant of this shape."""
-        starts = {dim: int(share * (self.whole.shape[dim] - shape[dim])) for dim, share in self.shares.items()}
+        starts = {
+            dim: int(share * (self.whole.shape[dim] - shape[dim])) for dim, share in self.shares.items()
+        }
         return [(dim, start, start + shape[dim]) for dim, start in starts.items()]
 
     def write(self, tracer: Tracer, node: torch.fx.Node) -> Value:

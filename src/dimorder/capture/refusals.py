@@ -70,26 +70,33 @@ _DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass tra
 _DROPOUTS = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 
 
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_READ_OUT = ("a number that is read out of a tensor", "keep it a tensor, or make it a constant")
+
+
 def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
     """Return what was found, and what to do, for a node that has no normal form; else None."""
     value = node.meta.get("val")
     found = _by_data(node)
     if found is not None:
         return found
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return "a number that is read out of a tensor", "keep it a tensor, or make it a constant"
+    if isinstance(value, _NUMBERS):
+        return _READ_OUT
     sizes: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
     dynamic = any(isinstance(size, torch.SymInt) for size in sizes)
     return (f"symbolic shape {tuple(sizes)}", "export with static shapes") if dynamic else None
 
 
-def refuse_control_flow(program: ExportedProgram) -> None:
-    """Refuse a program with dynamic sizes if it has control flow other than a `torch.cond` of known sizes."""
+def refuse_choices_by_data(program: ExportedProgram) -> None:
+    """Refuse a program with dynamic sizes if data decide more than a `torch.cond` of known sizes."""
     for node in program.graph.nodes:
+        value, reason = node.meta.get("val"), None
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             reason = _by_sizes(node) or _by_data(node)
-            if reason is not None:
-                raise UnsupportedError(operator_at(node), *reason)
+        elif isinstance(value, _NUMBERS) and free_unbacked_symbols(value):
+            reason = _READ_OUT
+        if reason is not None:
+            raise UnsupportedError(operator_at(node), *reason)
 
 
 def _by_sizes(node: torch.fx.Node) -> tuple[str, str] | None:
