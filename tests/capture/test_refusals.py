@@ -168,7 +168,7 @@ def test_a_refusal_says_what_and_where_and_the_way_round(network: type[nn.Module
 def test_a_number_that_is_read_out_of_a_tensor_is_refused_with_dynamic_sizes_too() -> None:
     class Checks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            torch._check(x.max().item() <= 8)
+            torch._check((x > 0).sum().item() <= 80)
             return x * 2
 
     sizes = ({0: torch.export.Dim("N", min=2, max=6)},)

@@ -112,7 +112,7 @@ def test_nan_is_the_same_number_at_all_sizes(target: str) -> None:
 
 
 class Relative(nn.Module):
-    """Adds the end of a table, and scores by the rows of a table around its middle, as Conformers have them."""
+    """Adds the end of a table, and scores by the rows around the middle of another, as Conformers do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,8 +37,8 @@ class Slices:
 
     Attributes:
         whole: The longer constant.
-        shares: By dimension that varies, the share of the left out elements that lies before the window: 0 at
-            the beginning of the longer constant, 1 at its end, 1/2 in its middle.
+        shares: By dimension that varies, where the window lies: 0 is the beginning of the longer constant, 1
+            its end, 1/2 its middle.
     """
 
     whole: torch.Tensor

@@ -109,7 +109,7 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
 
     A single size is tried first, then an affine function of one size, and a multiple of a product of two
     sizes. One less than such a product follows, by which variances divide. A fraction of one size, or of such
-    a product, follows. What is left of a fixed number after a multiple of a size is tried last.
+    a product, follows. A fixed number less a multiple of a size is tried last.
 
     Args:
         values: the number's value at each point.
