@@ -210,9 +210,14 @@ class NativeProgram:
             raise NativeError(code, self.message)
         return tuple(self._output(i) for i in range(self._library.guard_outputs(self._guard)))
 
-    def _output(self, index: int) -> torch.Tensor:
+    def output_view(self, index: int) -> View:
+        """Return an output of the latest call where it lies."""
         view = View()
         self._library.guard_output(self._guard, ctypes.c_size_t(index), ctypes.byref(view))
+        return view
+
+    def _output(self, index: int) -> torch.Tensor:
+        view = self.output_view(index)
         sizes, strides = tuple(view.sizes[: view.rank]), tuple(view.strides[: view.rank])
         copy = torch.empty_strided(sizes, strides, dtype=_TYPES[view.dtype])
         assert copy.numel() == 0 or copy.untyped_storage().nbytes() == copy.nbytes, (

@@ -108,19 +108,68 @@ def test_an_output_may_be_an_input_of_the_next_call(is_stock: bool, tmp_path: Pa
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-def test_outputs_that_a_file_has_no_memory_for_get_some(partitioned: bool, tmp_path: Path) -> None:
+class PassedThrough(nn.Module):
+    """Two of its outputs are its inputs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, x + y, y
+
+
+def unplanned(
+    path: Path, network: nn.Module, *args: Tensor, inputs: bool, outputs: bool, partitioned: bool = False
+) -> Path:
+    """Write a program of ExecuTorch that has memory for its inputs and outputs only where asked."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes import MemoryPlanningPass
 
-    network, path = nn.Sequential(nn.Linear(5, 7), nn.Tanh()).eval(), tmp_path / "net.pte"
-    edge = to_edge_transform_and_lower(
-        torch.export.export(network, (numbers(3, 5),)),
-        partitioner=[XnnpackPartitioner()] if partitioned else [],
-    )
-    config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_output=False))
+    partitioner = [XnnpackPartitioner()] if partitioned else []
+    edge = to_edge_transform_and_lower(torch.export.export(network, args), partitioner=partitioner)
+    planning = MemoryPlanningPass(alloc_graph_input=inputs, alloc_graph_output=outputs)
+    config = ExecutorchBackendConfig(memory_planning_pass=planning)
     path.write_bytes(bytes(edge.to_executorch(config).buffer))
+    return path
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(False, False), (False, True), (True, False), (True, True)])
+def test_an_output_that_is_an_input_may_be_fed_back(inputs: bool, outputs: bool, tmp_path: Path) -> None:
+    x, y = numbers(2, 3, 4, 5), numbers(2, 3, 4, 5) + 7
+    path = unplanned(tmp_path / "net.pte", PassedThrough(), x, y, inputs=inputs, outputs=outputs)
+    program = NativeProgram(path)
+    program.run(x.to(memory_format=torch.channels_last), y.to(memory_format=torch.channels_last))
+    new = (x - 3).to(memory_format=torch.channels_last)  # its conversion must not overwrite what is fed back
+    given = views([new, new])
+    given[1] = program.output_view(0)
+    assert torch.equal(program.run_views(given)[1], new + x)
+    given[0], given[1] = program.output_view(2), program.output_view(0)
+    swapped = program.run_views(given)
+    assert torch.equal(swapped[0], x) and torch.equal(swapped[2], new)
+
+
+def test_an_output_that_is_an_input_may_be_fed_back_as_a_view(tmp_path: Path) -> None:
+    x, y = numbers(2, 3, 4, 5), numbers(2, 3, 4, 5) + 7
+    path = unplanned(tmp_path / "net.pte", PassedThrough(), x, y, inputs=False, outputs=False)
+    program, given = NativeProgram(path), views([x, y])
+    program.run(x.to(memory_format=torch.channels_last), y)
+    given[0] = program.output_view(0)
+    given[0].data += 3 * 5 * x.itemsize  # the rows from the last to the first
+    given[0].strides[2] = -5
+    assert torch.equal(program.run_views(given)[1], x.flip(2) + y)
+
+
+def test_an_output_outlives_the_input_that_it_is(tmp_path: Path) -> None:
+    x, y = numbers(2, 3, 4, 5), numbers(2, 3, 4, 5) + 7
+    path = unplanned(tmp_path / "net.pte", PassedThrough(), x, y, inputs=False, outputs=False)
+    program = NativeProgram(path)
+    program.run(x, y)
+    assert program.output_view(0).data != x.data_ptr()
+    assert program.stats.conversions == 0
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_outputs_that_a_file_has_no_memory_for_get_some(partitioned: bool, tmp_path: Path) -> None:
+    network, path = nn.Sequential(nn.Linear(5, 7), nn.Tanh()).eval(), tmp_path / "net.pte"
+    unplanned(path, network, numbers(3, 5), inputs=True, outputs=False, partitioned=partitioned)
     program = NativeProgram(path)
     for x in (numbers(3, 5), numbers(3, 5) + 1):
         torch.testing.assert_close(program.run(x)[0], network(x).detach())

@@ -39,6 +39,12 @@ constexpr char kMethod[] = "forward";
 constexpr size_t kMessageBytes = 4096;
 constexpr size_t kReadBeyond = 128; // bytes that XNNPACK may read past the end of what it computes on
 
+/// Whether an address lies in so many bytes of memory.
+bool is_in(const void* data, const void* memory, size_t bytes) {
+  const auto *address = static_cast<const uint8_t*>(data), *begin = static_cast<const uint8_t*>(memory);
+  return std::less_equal<>()(begin, address) && std::less<>()(address, begin + bytes);
+}
+
 /// Memory that grows and never shrinks.
 class Scratch {
  public:
@@ -48,6 +54,10 @@ class Scratch {
       bytes_ = memory_ == nullptr ? 0 : bytes;
     }
     return memory_.get();
+  }
+
+  bool holds(const void* data) const {
+    return is_in(data, memory_.get(), bytes_);
   }
 
  private:
@@ -152,12 +162,9 @@ struct Loaded {
     return Error::Ok;
   }
 
-  /// Whether an address lies in memory that a call overwrites: an earlier output does.
-  bool overwrites(const void* data) const {
-    const auto* address = static_cast<const uint8_t*>(data);
-    const auto has = [&](const Span<uint8_t>& span) {
-      return std::less_equal<>()(span.data(), address) && std::less<>()(address, span.data() + span.size());
-    };
+  /// Whether an address lies in the memory of the method, which a call overwrites.
+  bool holds(const void* data) const {
+    const auto has = [&](const Span<uint8_t>& span) { return is_in(data, span.data(), span.size()); };
     return std::any_of(spans.begin(), spans.end(), has) ||
         std::any_of(output_spans.begin(), output_spans.end(), has);
   }
@@ -180,7 +187,7 @@ struct Program::State {
   bool has_contract = false;
   std::vector<Fed> fed;
   std::vector<dimorder_tensor> promised_outputs;
-  std::vector<Scratch> converted_outputs;
+  std::vector<Scratch> converted_outputs; // and copies of those that lie in an input or a constant
   std::vector<Tensor> results;
   Stats stats;
   std::vector<Conversion> conversions;
@@ -196,6 +203,10 @@ struct Program::State {
     dimorder_put_fix(&message);
     dimorder_puts(&message, fix);
     return error;
+  }
+
+  Error fail_without_memory(const char* where, size_t bytes, const char* fix) {
+    return fail(Error::MemoryAllocationFailed, where, "no memory for " + std::to_string(bytes) + " bytes", fix);
   }
 
   Error damaged(const Finding& finding) {
@@ -216,9 +227,11 @@ struct Program::State {
   Error make_tensors();
   Error run(Span<const Tensor> inputs);
   Error check(Span<const Tensor> inputs);
+  bool overwrites(const void* data) const;
   Error keep_output(Fed& input);
   Error convert_to(bool is_input, size_t index, const Tensor& from, const int* order, Scratch& memory, Tensor* to);
   Error treat_mismatch();
+  Error copy_borrowed(Scratch& memory, Tensor* output);
   Error collect_outputs();
 };
 
@@ -329,9 +342,15 @@ Error Program::State::run(Span<const Tensor> inputs) {
   return Error::Ok;
 }
 
+/// Whether an address lies in memory that a call overwrites: every earlier output does.
+bool Program::State::overwrites(const void* data) const {
+  const auto has = [&](const Scratch& scratch) { return scratch.holds(data); };
+  return loaded->holds(data) || std::any_of(converted_outputs.begin(), converted_outputs.end(), has);
+}
+
 /// Copy an input that is an output of the call before, whose memory this call overwrites.
 Error Program::State::keep_output(Fed& input) {
-  if (!loaded->overwrites(input.data)) return Error::Ok;
+  if (!overwrites(input.data)) return Error::Ok;
   const size_t bytes = input.tensor->nbytes();
   void* data = input.converted.of(bytes);
   if (data == nullptr) return Error::MemoryAllocationFailed;
@@ -401,9 +420,7 @@ Error Program::State::convert_to(
     bool is_input, size_t index, const Tensor& from, const int* order, Scratch& memory, Tensor* to) {
   void* data = memory.of(from.nbytes());
   if (data == nullptr) {
-    return fail(
-        Error::MemoryAllocationFailed, "converting a tensor for ",
-        "no memory for " + std::to_string(from.nbytes()) + " bytes", "pass it in the order of the contract");
+    return fail_without_memory("converting a tensor for ", from.nbytes(), "pass it in the order of the contract");
   }
   *to = Tensor::in_order(data, from.dtype, from.sizes, order, from.rank);
   convert(from, *to);
@@ -411,6 +428,16 @@ Error Program::State::convert_to(
   const dimorder_view view = {static_cast<int>(from.dtype), from.rank, from.sizes, from.strides};
   dimorder_message found = {conversions.back().found, sizeof conversions.back().found, 0};
   dimorder_put_own_order(&found, &view);
+  return Error::Ok;
+}
+
+/// Copy an output that lies in an input or a constant: a caller keeps it longer than those, and may pass it back.
+Error Program::State::copy_borrowed(Scratch& memory, Tensor* output) {
+  if (loaded->holds(output->data)) return Error::Ok;
+  void* data = memory.of(output->nbytes());
+  if (data == nullptr) return fail_without_memory("copying an output of ", output->nbytes(), "free some");
+  if (output->numel() != 0) std::memcpy(data, output->data, output->nbytes());
+  output->data = data;
   return Error::Ok;
 }
 
@@ -430,7 +457,11 @@ Error Program::State::collect_outputs() {
       result.strides[promised.order[at]] = own.strides[at];
     }
     const dimorder_view view = {promised.dtype, result.rank, result.sizes, result.strides};
-    if (dimorder_check_order("output", &promised, &view, &message) == DIMORDER_OK) continue;
+    if (dimorder_check_order("output", &promised, &view, &message) == DIMORDER_OK) {
+      const Error error = copy_borrowed(converted_outputs[i], &result);
+      if (error != Error::Ok) return error;
+      continue;
+    }
     Error error = treat_mismatch();
     int held[DIMORDER_MAX_RANK];
     dimorder_memory_order(&promised, held);

@@ -132,7 +132,7 @@ class Program {
   /// An output may be an input of the next call: it is copied first.
   ///
   /// Error::InvalidArgument for tensors that do not keep the contract. If all inputs are in order, nothing is
-  /// allocated, and nothing is copied but what ExecuTorch copies.
+  /// allocated, and nothing is copied but what ExecuTorch copies, and outputs that lie in an input or a constant.
   Result<Span<const Tensor>> run(Span<const Tensor> inputs);
   Result<Span<const Tensor>> run(std::initializer_list<Tensor> inputs);
 
