@@ -175,16 +175,30 @@ def test_outputs_that_a_file_has_no_memory_for_get_some(partitioned: bool, tmp_p
         torch.testing.assert_close(program.run(x)[0], network(x).detach())
 
 
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x)
+        return self.seen * 2
+
+
+@pytest.mark.parametrize("resets", [1, 2])
+@pytest.mark.parametrize("outputs", [False, True])
+def test_an_output_outlives_reset(outputs: bool, resets: int, tmp_path: Path) -> None:
+    x = numbers(3, 5)
+    path = unplanned(tmp_path / "sum.pte", Sum(), x, inputs=True, outputs=outputs)
+    program, given = NativeProgram(path), views([x])
+    program.run(x)
+    for _ in range(resets):
+        program.reset()
+    given[0] = program.output_view(0)
+    torch.testing.assert_close(program.run_views(given)[0], 4 * x)
+
+
 def test_state_of_another_tools_file_begins_with_zeros_and_is_reset(tmp_path: Path) -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(3, 5))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.seen.add_(x)
-            return self.seen * 2
-
     path, x = tmp_path / "sum.pte", numbers(3, 5)
     stock(Sum(), x)(path)
     program = NativeProgram(path)

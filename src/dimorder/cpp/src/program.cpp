@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <string>
@@ -162,6 +163,13 @@ struct Loaded {
     return Error::Ok;
   }
 
+  /// The memory that outputs lie in, which then outlives the method.
+  std::vector<std::unique_ptr<uint8_t[]>> take_memory() {
+    std::vector<std::unique_ptr<uint8_t[]>> all = std::move(planned);
+    std::move(outputs.begin(), outputs.end(), std::back_inserter(all));
+    return all;
+  }
+
   /// Whether an address lies in the memory of the method, which a call overwrites.
   bool holds(const void* data) const {
     const auto has = [&](const Span<uint8_t>& span) { return is_in(data, span.data(), span.size()); };
@@ -182,6 +190,7 @@ struct Program::State {
   std::unique_ptr<et::DataLoader> loader;
   std::optional<et::Program> program;
   std::unique_ptr<Loaded> loaded;
+  std::vector<std::unique_ptr<uint8_t[]>> before_reset; // memory that the latest outputs lie in, until the next call
   std::string lines;
   dimorder_contract contract = {};
   bool has_contract = false;
@@ -269,6 +278,7 @@ Error Program::State::read_contract() {
 }
 
 Error Program::State::load_method() {
+  if (loaded != nullptr && before_reset.empty()) before_reset = loaded->take_memory();
   loaded = std::make_unique<Loaded>();
   const Error error = loaded->load(*program, kMethod, options.weights_cache && has_contract);
   if (error == Error::Ok) return error;
@@ -334,6 +344,7 @@ Error Program::State::run(Span<const Tensor> inputs) {
         error, "running ", std::string("ExecuTorch: ") + et::to_string(error),
         "see the line that ExecuTorch logged before; an operator in it refuses these tensors");
   }
+  before_reset.clear();
   error = collect_outputs();
   if (error != Error::Ok) return error;
   stats.calls++; // a call that failed counts for nothing

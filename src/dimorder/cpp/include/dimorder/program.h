@@ -137,6 +137,8 @@ class Program {
   Result<Span<const Tensor>> run(std::initializer_list<Tensor> inputs);
 
   /// Bring the state back to what it is in the file. A program of dimorder's without state is left as it is.
+  ///
+  /// The latest outputs stay valid until the next call, and may be its inputs.
   Error reset();
 
   /// What is promised. Valid as long as the program is open.
