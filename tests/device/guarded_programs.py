@@ -29,7 +29,8 @@ from tests.targets.test_integer_boundaries import Photo
 from tests.zoo import perturb, stateful
 
 NHWC, NLC = DimOrder(0, 2, 3, 1), DimOrder(0, 2, 1)
-ACCESS_FAILED, INVALID_PROGRAM, INVALID_ARGUMENT = 0x22, 0x23, 0x12  # of ExecuTorch's Error
+# Of ExecuTorch's Error.
+NOT_SUPPORTED, INVALID_ARGUMENT, ACCESS_FAILED, INVALID_PROGRAM = 0x10, 0x12, 0x22, 0x23
 
 
 class Joined(nn.Module):

@@ -14,7 +14,7 @@ pytest.importorskip("torchao")
 import dimorder
 from dimorder.contract_file import contract_lines
 from dimorder.errors import DimorderError
-from tests.device.guarded_programs import ACCESS_FAILED, file_of, refused, right_inputs
+from tests.device.guarded_programs import ACCESS_FAILED, NOT_SUPPORTED, file_of, refused, right_inputs
 from tests.device.native_fixture import NativeError, NativeProgram
 from tests.marks import slow_but
 
@@ -90,6 +90,16 @@ def test_a_changed_byte_is_refused_by_the_seal_as_in_python(tmp_path: Path) -> N
             continue
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         assert refused(path, check_seal=True) == python_refuses(path)
+
+
+def test_a_program_without_forward_is_refused_as_in_python(tmp_path: Path) -> None:
+    from executorch.exir import to_edge
+
+    exported = torch.export.export(torch.nn.ReLU(), (torch.randn(2, 3),))
+    path = tmp_path / "net.pte"
+    path.write_bytes(to_edge({"encode": exported, "decode": exported}).to_executorch().buffer)
+    found = refused(path, NOT_SUPPORTED)
+    assert found == python_refuses(path) == "the methods ['decode', 'encode']"
 
 
 @pytest.mark.parametrize("name", ["foreign", "foreign conv"])

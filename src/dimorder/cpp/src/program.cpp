@@ -232,6 +232,7 @@ struct Program::State {
 
   Error open();
   Error read_contract();
+  Error refuse_methods(std::vector<std::string> methods);
   Error load_method();
   Error make_tensors();
   Error run(Span<const Tensor> inputs);
@@ -255,15 +256,16 @@ Error Program::State::open() {
 }
 
 Error Program::State::read_contract() {
-  bool has_json = false;
+  std::vector<std::string> methods;
   for (size_t i = 0; i < program->num_methods(); i++) {
     const auto method = program->get_method_name(i);
-    if (!method.ok()) continue;
-    has_contract |= std::strcmp(*method, DIMORDER_LINES_METHOD) == 0;
-    has_json |= std::strcmp(*method, "dimorder_contract") == 0;
+    if (method.ok()) methods.emplace_back(*method);
   }
+  const auto has = [&](const char* name) { return std::find(methods.begin(), methods.end(), name) != methods.end(); };
+  if (!has(kMethod)) return refuse_methods(std::move(methods));
+  has_contract = has(DIMORDER_LINES_METHOD);
   if (!has_contract) {
-    return has_json ? damaged({"a contract without the lines that C++ reads", "lower it again with this dimorder"})
+    return has("dimorder_contract") ? damaged({"a contract without the lines that C++ reads", "lower it again with this dimorder"})
                     : Error::Ok;
   }
   Loaded constant;
@@ -275,6 +277,20 @@ Error Program::State::read_contract() {
   const auto text_of_contract = constant.method->get_output(0).toString();
   lines.assign(text_of_contract.data(), text_of_contract.size());
   return Error::Ok;
+}
+
+/// Refuse a program without the method that run() calls, and name the ones that it has.
+Error Program::State::refuse_methods(std::vector<std::string> methods) {
+  char names[kMessageBytes / 4];
+  dimorder_message found = {names, sizeof names, 0};
+  std::sort(methods.begin(), methods.end());
+  dimorder_puts(&found, "the methods [");
+  for (const std::string& method : methods) {
+    if (&method != methods.data()) dimorder_puts(&found, ", ");
+    dimorder_put_quoted(&found, {method.data(), method.size()});
+  }
+  dimorder_puts(&found, "]");
+  return fail(Error::NotSupported, "loading ", names, "export a program with the method 'forward'");
 }
 
 Error Program::State::load_method() {
