@@ -543,12 +543,18 @@ DIMORDER_FN dimorder_symbol dimorder_dynamic_size(const dimorder_contract *contr
 
 /* Orders */
 
+/* A stride times a size, at most INT64_MAX: no memory is so large, and the sizes are refused. */
+DIMORDER_FN int64_t dimorder_stride_times(int64_t stride, int64_t size) {
+    if (size <= 1) return stride;
+    return stride > INT64_MAX / size ? INT64_MAX : stride * size;
+}
+
 /* The strides, in elements, of a tensor that is dense in an order; a size 0 counts as 1. */
 DIMORDER_FN void dimorder_strides(const int *order, int rank, const int64_t *sizes, int64_t *strides) {
     int64_t step = 1;
     for (int i = rank - 1; i >= 0; i--) {
         strides[order[i]] = step;
-        step *= sizes[order[i]] > 1 ? sizes[order[i]] : 1;
+        step = dimorder_stride_times(step, sizes[order[i]]);
     }
 }
 
@@ -630,7 +636,7 @@ DIMORDER_FN int dimorder_read_order(
     for (int i = 0; i < count; i++) {
         int dim = inner_first[i], inner = i == 0 ? -1 : inner_first[i - 1];
         if (strides[dim] == step) {
-            step *= sizes[dim];
+            step = dimorder_stride_times(step, sizes[dim]);
             continue;
         }
         dimorder_puts(why, "not dense: dim ");
