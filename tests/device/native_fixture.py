@@ -152,9 +152,9 @@ class NativeContract:
     def _convert(self, name: str, contract: Contract, tensor: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
         text = _encoded(contract_lines(contract))
         addresses = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_void_p(to.data_ptr())
-        getattr(self._library, name)(
-            text, _size(text), 0, addresses[0], ctypes.c_size_t(tensor.numel()), addresses[1]
-        )
+        convert, count = getattr(self._library, name), ctypes.c_size_t(tensor.numel())
+        if status := convert(text, _size(text), 0, addresses[0], count, addresses[1]):
+            raise NativeError(status, f"{name} refused the input")
         return to
 
 

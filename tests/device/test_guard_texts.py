@@ -14,7 +14,7 @@ from dimorder.contract import Contract, StateSpec, Symbol, TensorSpec, range_of
 from dimorder.contract_file import contract_lines
 from dimorder.errors import ContractError
 from dimorder.runtime.guard import check
-from tests.device.native_fixture import DAMAGED, DTYPES, OK, OTHER_ORDER, REFUSED, NativeContract
+from tests.device.native_fixture import DAMAGED, DTYPES, OK, OTHER_ORDER, REFUSED, NativeContract, NativeError
 from tests.marks import slow_but
 
 TYPES = [dtype for dtype, number in DTYPES.items() if number < 16 and not dtype.is_complex]
@@ -245,6 +245,16 @@ def test_integers_stand_for_the_same_numbers_bit_for_bit(native, count):
 def test_no_number_becomes_the_zero_point(native):
     spec = TensorSpec("x", (1,), "uint8", DimOrder(0), scale=0.5, zero_point=127)
     assert native.quantize(Contract((spec,), ()), torch.tensor([math.nan])).tolist() == [127]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32"])
+def test_a_tensor_without_a_scale_is_neither_quantized_nor_dequantized(native, dtype):
+    contract = Contract((TensorSpec("x", (3,), dtype, DimOrder(0)),), ())
+    with pytest.raises(NativeError) as error:
+        native.quantize(contract, torch.tensor([0.0, 0.25, 3.0]))
+    assert error.value.code == REFUSED
+    with pytest.raises(NativeError):
+        native.dequantize(contract, torch.arange(3).to(getattr(torch, dtype)))
 
 
 def one(*shape, dtype="float32", count=1, **more):

@@ -45,14 +45,14 @@ void contract_memory_order(const char *text, size_t length, int index, int *orde
     dimorder_memory_order(&tensor, order);
 }
 
-void contract_quantize(const char *text, size_t length, int index, const float *from, size_t count, void *to) {
+int contract_quantize(const char *text, size_t length, int index, const float *from, size_t count, void *to) {
     dimorder_tensor tensor = input_of(text, length, index);
-    dimorder_quantize(&tensor, from, count, to);
+    return (int)dimorder_quantize(&tensor, from, count, to);
 }
 
-void contract_dequantize(const char *text, size_t length, int index, const void *from, size_t count, float *to) {
+int contract_dequantize(const char *text, size_t length, int index, const void *from, size_t count, float *to) {
     dimorder_tensor tensor = input_of(text, length, index);
-    dimorder_dequantize(&tensor, from, count, to);
+    return (int)dimorder_dequantize(&tensor, from, count, to);
 }
 
 size_t contract_find(const void *pte, size_t bytes, size_t *length) {

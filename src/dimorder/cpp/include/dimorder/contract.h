@@ -1038,7 +1038,7 @@ DIMORDER_FN dimorder_status dimorder_check(
 
 /* Integers */
 
-/* The integer that stands for a number: the nearest, of two as near the even one. NaN becomes the zero point. */
+/* The integer that stands for a number in a tensor with a scale: the nearest, of two as near the even one. NaN becomes the zero point. */
 DIMORDER_FN int32_t dimorder_quantum(const dimorder_tensor *tensor, float number) {
     int32_t least, most;
     float steps = number * (float)(1.0 / tensor->scale);
@@ -1054,24 +1054,30 @@ DIMORDER_FN int32_t dimorder_quantum(const dimorder_tensor *tensor, float number
     return whole < least ? least : whole > most ? most : whole;
 }
 
-/* Write the integers that stand for `count` numbers. */
-DIMORDER_FN void dimorder_quantize(const dimorder_tensor *tensor, const float *from, size_t count, void *to) {
+/* Write the integers that stand for `count` numbers: bytes, or int16. A tensor without a scale is refused. */
+DIMORDER_FN dimorder_status dimorder_quantize(
+    const dimorder_tensor *tensor, const float *from, size_t count, void *to) {
+    if (!tensor->is_scaled) return DIMORDER_REFUSED;
     for (size_t i = 0; i < count; i++) {
         int32_t quantum = dimorder_quantum(tensor, from[i]);
         if (tensor->dtype == DIMORDER_UINT8) ((uint8_t *)to)[i] = (uint8_t)quantum;
         else if (tensor->dtype == DIMORDER_INT8) ((int8_t *)to)[i] = (int8_t)quantum;
         else ((int16_t *)to)[i] = (int16_t)quantum;
     }
+    return DIMORDER_OK;
 }
 
-/* Write the numbers that `count` integers stand for. */
-DIMORDER_FN void dimorder_dequantize(const dimorder_tensor *tensor, const void *from, size_t count, float *to) {
+/* Write the numbers that `count` integers stand for. A tensor without a scale is refused. */
+DIMORDER_FN dimorder_status dimorder_dequantize(
+    const dimorder_tensor *tensor, const void *from, size_t count, float *to) {
+    if (!tensor->is_scaled) return DIMORDER_REFUSED;
     for (size_t i = 0; i < count; i++) {
         int32_t quantum = tensor->dtype == DIMORDER_UINT8  ? (int32_t)((const uint8_t *)from)[i]
                           : tensor->dtype == DIMORDER_INT8 ? (int32_t)((const int8_t *)from)[i]
                                                            : (int32_t)((const int16_t *)from)[i];
         to[i] = (float)(quantum - tensor->zero_point) * (float)tensor->scale;
     }
+    return DIMORDER_OK;
 }
 
 #endif /* DIMORDER_CONTRACT_H */
