@@ -1,6 +1,7 @@
 // A camera's pictures through a network: rows of pixels, three bytes each, in the order in which cameras give them.
 //
-// The network may have been lowered for NCHW or NHWC, in float32, int8 or uint8: what the contract says decides.
+// The network may have been lowered for NCHW or NHWC: the program converts. The contract says what a pixel becomes:
+// a float32, an int8 or uint8 with a scale, or a uint8 without one, which is the pixel itself.
 #include <dimorder/program.h>
 
 #include <cstdio>
@@ -38,13 +39,19 @@ int main(int count, char** words) {
   const int64_t height = input.sizes[2], width = input.sizes[3];
   const std::vector<uint8_t> pixels = frame(height, width);
   const auto dtype = static_cast<dimorder::ScalarType>(input.dtype);
+  const bool is_byte = dtype == dimorder::ScalarType::Byte || dtype == dimorder::ScalarType::Char;
   std::vector<float> numbers; // what the network was trained on: from -1 to 1
   for (const uint8_t pixel : pixels) numbers.push_back(static_cast<float>(pixel) / 127.5f - 1.0f);
   std::vector<uint8_t> integers(pixels.size());
-  const void* data = numbers.data();
-  if (input.is_scaled) { // integers that stand for these numbers
-    dimorder_quantize(&input, numbers.data(), numbers.size(), integers.data());
-    data = integers.data();
+  const void* data = nullptr;
+  if (dtype == dimorder::ScalarType::Float) {
+    data = numbers.data();
+  } else if (is_byte && dimorder_quantize(&input, numbers.data(), numbers.size(), integers.data()) == DIMORDER_OK) {
+    data = integers.data(); // that stand for these numbers
+  } else if (dtype == dimorder::ScalarType::Byte) {
+    data = pixels.data();
+  } else {
+    return std::fprintf(stderr, "an input of float32, uint8, or int8 with a scale, please\n"), 2;
   }
 
   // The picture's logical sizes are N, C, H, W; its memory has rows of pixels: dimensions 0, 2, 3, 1.
