@@ -55,6 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     lower(folder / "one.pte", Scale(), torch.randn(2, 3, 5, 7))
     lower(folder / "photo.pte", Scale(), image, input_orders="NHWC")
+    lower(folder / "grey.pte", Scale(), torch.randn(1, 1, *PIXELS))
     lower(folder / "brain.pte", Scale(torch.bfloat16), image.bfloat16())
     lower(folder / "counter.pte", stateful.Counter(), torch.randn(5, 7))
     ranges = ({0: torch.export.Dim("N", min=1, max=6), 2: torch.export.Dim("H", min=4, max=12)},)
