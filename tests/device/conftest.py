@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.device import emulation
 from tests.device.native_fixture import built
-from tests.device.runner_programs import PIXELS, Heard, Ran, Run, Scale, lower
+from tests.device.runner_programs import PIXELS, Heard, Next, Ran, Run, Scale, lower
 from tests.runtime.networks import Conv, export_pte
 from tests.zoo import stateful
 
@@ -56,6 +56,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lower(folder / "one.pte", Scale(), torch.randn(2, 3, 5, 7))
     lower(folder / "photo.pte", Scale(), image, input_orders="NHWC")
     lower(folder / "grey.pte", Scale(), torch.randn(1, 1, *PIXELS))
+    lower(folder / "count.pte", Next(), torch.arange(6).reshape(2, 3))
     lower(folder / "brain.pte", Scale(torch.bfloat16), image.bfloat16())
     lower(folder / "counter.pte", stateful.Counter(), torch.randn(5, 7))
     ranges = ({0: torch.export.Dim("N", min=1, max=6), 2: torch.export.Dim("H", min=4, max=12)},)

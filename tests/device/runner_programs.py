@@ -42,6 +42,13 @@ class Scale(nn.Module):
         return x * self.weight + self.weight
 
 
+class Next(nn.Module):
+    """The next integer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
 @dataclass(frozen=True)
 class Ran:
     """The exit code of a run of `dimorder-run`, and what it printed."""

@@ -128,6 +128,30 @@ def test_an_expectation_decides_the_exit_code(run: Run, files: Path, tmp_path: P
     assert not found["equal"] and found["largest_error"] > found["allowed"] > 0
 
 
+def test_integers_beyond_the_digits_of_a_double_are_compared_exactly(run: Run, tmp_path: Path) -> None:
+    x, wanted = np.arange(6).reshape(2, 3) + (1 << 60), tmp_path / "y.npy"
+    np.save(tmp_path / "x.npy", x)
+    call = ("count.pte", "--input", tmp_path / "x.npy", "--expect", wanted)
+    np.save(wanted, x + 1)
+    assert run(*call).code == 0
+    right = x + 1
+    right[1, 2] += 41
+    np.save(wanted, right)
+    told = "an error of 41 at [1, 2], where 0 is allowed: 1152921504606846982, where 1152921504606847023 is"
+    assert told in refused(run(*call), 1)
+    assert run(*call, "--atol", "41").code == 0
+    np.save(wanted, right.astype(np.float64))
+    assert "int64 2 x 3, where float64 2 x 3 is expected" in refused(run(*call), 1)
+
+
+def test_the_error_of_the_least_and_the_largest_integer_does_not_overflow(run: Run, tmp_path: Path) -> None:
+    x = np.array([[1, 2, 3], [4, 5, np.iinfo(np.int64).max - 1]])
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.where(x > 9, np.iinfo(np.int64).min, x + 1))
+    ran = run("count.pte", "--input", tmp_path / "x.npy", "--expect", tmp_path / "y.npy")
+    assert "an error of 1.84467e+19 at [1, 2]" in refused(ran, 1)
+
+
 @pytest.mark.parametrize(("wanted", "code"), [((np.nan, np.inf, -np.inf), 0), ((np.nan, np.inf, np.inf), 1)])
 def test_nan_and_infinities_match_themselves_alone(
     wanted: tuple[float, ...], code: int, run: Run, files: Path, tmp_path: Path

@@ -15,6 +15,21 @@
 namespace dimorder::runner {
 namespace {
 
+bool is_floating(const Tensor& tensor) {
+  return dimorder_is_floating(static_cast<int>(tensor.dtype)) != 0;
+}
+
+/// How far two elements are apart. Of integers it is exact, and then rounded: a double has but 53 bits.
+double distance(const Tensor& given, const Tensor& wanted, size_t index) {
+  const int types[] = {static_cast<int>(given.dtype), static_cast<int>(wanted.dtype)};
+  if (is_floating(given) || is_floating(wanted)) {
+    return std::fabs(element(given.data, types[0], index) - element(wanted.data, types[1], index));
+  }
+  const int64_t a = integer(given.data, types[0], index), b = integer(wanted.data, types[1], index);
+  const uint64_t upwards = static_cast<uint64_t>(b) - static_cast<uint64_t>(a);
+  return static_cast<double>(a < b ? upwards : uint64_t{0} - upwards);
+}
+
 /// Two numbers of which one is not finite: the same infinity, or both NaN.
 bool is_same_special(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : a == b;
@@ -43,7 +58,10 @@ std::string mismatch(const Tensor& given, const Tensor& wanted, bool is_exact) {
   const bool same_sizes =
       given.rank == wanted.rank && std::equal(given.sizes, given.sizes + given.rank, wanted.sizes);
   const bool stands_in = given.dtype == ScalarType::BFloat16 && wanted.dtype == ScalarType::Float;
-  if (same_sizes && (!is_exact || given.dtype == wanted.dtype || stands_in)) return "";
+  // No double has every int64.
+  const bool is_rounded = (given.dtype == ScalarType::Long && is_floating(wanted)) ||
+      (wanted.dtype == ScalarType::Long && is_floating(given));
+  if (same_sizes && !is_rounded && (!is_exact || given.dtype == wanted.dtype || stands_in)) return "";
   return type_text(given) + ", where " + type_text(wanted) + " is expected";
 }
 
@@ -61,8 +79,9 @@ class Comparison {
     if (is_exact_ ? !is_same_bits(given_, wanted_, index) : !is_finite && !is_same_special(a, b)) {
       if (wrong++ == 0) first_wrong = index;
     }
-    if (!is_finite || std::fabs(a - b) <= error) return;
-    error = std::fabs(a - b);
+    const double apart = distance(given_, wanted_, index);
+    if (!is_finite || apart <= error) return;
+    error = apart;
     worst = index;
   }
 
@@ -76,6 +95,7 @@ class Comparison {
 };
 
 std::string value_at(const Tensor& tensor, size_t index) {
+  if (!is_floating(tensor)) return std::to_string(integer(tensor.data, static_cast<int>(tensor.dtype), index));
   return six_digits(element(tensor.data, static_cast<int>(tensor.dtype), index));
 }
 
@@ -113,8 +133,7 @@ Difference compare(
   difference.error = found.error;
   difference.magnitude = found.magnitude;
   // A relative error of an index would be another index: integers are compared exactly.
-  const bool is_floating = dimorder_is_floating(static_cast<int>(output.dtype)) != 0;
-  const double relative = is_floating ? settings.rtol * found.magnitude : 0;
+  const double relative = is_floating(output) ? settings.rtol * found.magnitude : 0;
   difference.allowed = settings.is_exact ? 0 : relative + settings.atol;
   difference.place = count == 0 ? "" : indices_text(output, found.worst);
   if (found.wrong != 0) {

@@ -15,10 +15,10 @@ using Half = ::executorch::aten::Half;
 using BFloat16 = ::executorch::aten::BFloat16;
 
 template <typename T>
-double read_as(const void* data, size_t index) {
+T read_as(const void* data, size_t index) {
   T value;
   std::memcpy(&value, static_cast<const char*>(data) + index * sizeof(T), sizeof(T));
-  return static_cast<double>(value);
+  return value;
 }
 
 // On Arm, c10::Half is made of __fp16, into which a float is narrowed.
@@ -42,7 +42,7 @@ std::string formatted(const char* format, int digits, double number) {
 
 } // namespace
 
-double element(const void* data, int dtype, size_t index) {
+int64_t integer(const void* data, int dtype, size_t index) {
   switch (dtype) {
     case DIMORDER_UINT8:
       return read_as<uint8_t>(data, index);
@@ -54,8 +54,14 @@ double element(const void* data, int dtype, size_t index) {
       return read_as<int16_t>(data, index);
     case DIMORDER_INT32:
       return read_as<int32_t>(data, index);
-    case DIMORDER_INT64:
+    default:
       return read_as<int64_t>(data, index);
+  }
+}
+
+double element(const void* data, int dtype, size_t index) {
+  if (dimorder_is_floating(dtype) == 0) return static_cast<double>(integer(data, dtype, index));
+  switch (dtype) {
     case DIMORDER_FLOAT16:
       return static_cast<float>(Half(static_cast<const uint16_t*>(data)[index], Half::from_bits()));
     case DIMORDER_BFLOAT16:

@@ -11,6 +11,9 @@ namespace dimorder::runner {
 /// Element `index` of dense memory of a dimorder_dtype.
 double element(const void* data, int dtype, size_t index);
 
+/// Element `index` of dense memory of a dimorder_dtype that is not floating.
+int64_t integer(const void* data, int dtype, size_t index);
+
 /// Write numbers as elements of a floating type, each rounded to the nearest.
 void store_floats(const float* from, size_t count, int dtype, void* to);
 
