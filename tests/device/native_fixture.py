@@ -256,12 +256,20 @@ def native_convert(source: torch.Tensor, target: torch.Tensor) -> None:
     _guard_library().guard_convert(ctypes.byref(given[0]), ctypes.byref(given[1]))
 
 
+def native_nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return dimorder::Tensor::nbytes() of a tensor of these sizes."""
+    view = View(None, DTYPES[dtype], len(shape))
+    view.sizes[: len(shape)] = shape
+    return int(_guard_library().guard_nbytes(ctypes.byref(view)))
+
+
 @functools.cache
 def _guard_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(built("guard_native") / "libguard_native.so"))
     library.guard_open.restype = ctypes.c_void_p
     library.guard_message.restype = library.guard_warning.restype = ctypes.c_char_p
     library.guard_outputs.restype = library.guard_warnings.restype = ctypes.c_size_t
+    library.guard_nbytes.restype = ctypes.c_size_t
     return library
 
 

@@ -72,6 +72,15 @@ def test_the_header_is_cpp_without_warnings(compiler: str, standard: str, tmp_pa
     compile_one(compiler, source, f"-std={standard}", "-O2", *STRICT)
 
 
+def test_a_file_of_cpp_without_messages_leaves_other_files_their_own(tmp_path: Path) -> None:
+    source, made = tmp_path / "use.cpp", tmp_path / "use.o"
+    source.write_text(USES_ALL)
+    compile_one("g++", source, "-std=c++17", "-DDIMORDER_WITHOUT_MESSAGES", *STRICT, "-o", str(made))
+    symbols = subprocess.run(["nm", "--defined-only", made], capture_output=True, text=True, check=True)
+    shared = [line.split()[2] for line in symbols.stdout.splitlines() if line.split()[1] in "TDRBWVu"]
+    assert [name for name in shared if "dimorder" in name] == ["_Z3usePKvmPK13dimorder_view"]
+
+
 @pytest.mark.parametrize("alone", ["-std=c99", "-std=c11", "-std=gnu17"])
 def test_the_header_needs_no_other_before_it(alone: str, tmp_path: Path) -> None:
     source = tmp_path / "alone.c"

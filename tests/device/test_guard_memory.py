@@ -13,7 +13,7 @@ pytest.importorskip("torchao")
 
 import dimorder
 from tests.device.guarded_programs import Pair, file_of, lowered, numbers, padded, right_inputs, stock
-from tests.device.native_fixture import NativeError, NativeProgram, native_convert, views
+from tests.device.native_fixture import NativeError, NativeProgram, native_convert, native_nbytes, views
 
 pytestmark = pytest.mark.usefixtures("guard_native")
 
@@ -80,6 +80,20 @@ def test_convert_gives_every_order_from_every_other(dtype: torch.dtype) -> None:
                 assert torch.equal(target, x)
                 native_convert(x[:, :1].expand(shape), target)
                 assert torch.equal(target, x[:, :1].expand(shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "nbytes"),
+    [
+        ((3, 5), 60),
+        ((), 4),
+        ((1 << 40, 1 << 40), (1 << 64) - 1),
+        ((1 << 62,), (1 << 64) - 1),
+        ((1 << 40, 1 << 40, 0), 0),
+    ],
+)
+def test_bytes_are_counted_up_to_the_largest_number(shape: tuple[int, ...], nbytes: int) -> None:
+    assert native_nbytes(shape, torch.float32) == nbytes
 
 
 class Step(nn.Module):

@@ -20,6 +20,16 @@ void keep_warning(const char* message, void* context) {
   static_cast<Guard*>(context)->warnings.emplace_back(message);
 }
 
+dimorder::Tensor tensor_of(const view& own) {
+  dimorder::Tensor tensor;
+  tensor.data = own.data;
+  tensor.dtype = static_cast<dimorder::ScalarType>(own.dtype);
+  tensor.rank = own.rank;
+  std::copy_n(own.sizes, DIMORDER_MAX_RANK, tensor.sizes);
+  std::copy_n(own.strides, DIMORDER_MAX_RANK, tensor.strides);
+  return tensor;
+}
+
 } // namespace
 
 extern "C" {
@@ -54,13 +64,7 @@ const char* guard_message(const Guard* guard) {
 
 int guard_run(Guard* guard, const view* inputs, size_t count) {
   std::vector<dimorder::Tensor> tensors(count);
-  for (size_t i = 0; i < count; i++) {
-    tensors[i].data = inputs[i].data;
-    tensors[i].dtype = static_cast<dimorder::ScalarType>(inputs[i].dtype);
-    tensors[i].rank = inputs[i].rank;
-    std::copy_n(inputs[i].sizes, DIMORDER_MAX_RANK, tensors[i].sizes);
-    std::copy_n(inputs[i].strides, DIMORDER_MAX_RANK, tensors[i].strides);
-  }
+  for (size_t i = 0; i < count; i++) tensors[i] = tensor_of(inputs[i]);
   auto outputs = guard->program.run({tensors.data(), tensors.size()});
   guard->outputs.clear();
   if (!outputs.ok()) return static_cast<int>(outputs.error());
@@ -117,16 +121,11 @@ const char* guard_warning(const Guard* guard, size_t index) {
 
 /// Copy elements from one view into another of the same type and sizes.
 void guard_convert(const view* from, const view* to) {
-  dimorder::Tensor tensors[2];
-  for (int side = 0; side < 2; side++) {
-    const view& own = *(side == 0 ? from : to);
-    tensors[side].data = own.data;
-    tensors[side].dtype = static_cast<dimorder::ScalarType>(own.dtype);
-    tensors[side].rank = own.rank;
-    std::copy_n(own.sizes, DIMORDER_MAX_RANK, tensors[side].sizes);
-    std::copy_n(own.strides, DIMORDER_MAX_RANK, tensors[side].strides);
-  }
-  dimorder::convert(tensors[0], tensors[1]);
+  dimorder::convert(tensor_of(*from), tensor_of(*to));
+}
+
+size_t guard_nbytes(const view* of) {
+  return tensor_of(*of).nbytes();
 }
 
 } // extern "C"

@@ -46,10 +46,16 @@ bool is_in(const void* data, const void* memory, size_t bytes) {
   return std::less_equal<>()(begin, address) && std::less<>()(address, begin + bytes);
 }
 
+/// Whether memory of so many bytes, and what kernels read beyond it, can have a size at all.
+bool is_size(size_t bytes) {
+  return bytes < SIZE_MAX - kReadBeyond;
+}
+
 /// Memory that grows and never shrinks.
 class Scratch {
  public:
   void* of(size_t bytes) {
+    if (!is_size(bytes)) return nullptr;
     if (bytes > bytes_ || memory_ == nullptr) {
       memory_.reset(new (std::nothrow) uint64_t[(bytes + kReadBeyond) / sizeof(uint64_t) + 1]);
       bytes_ = memory_ == nullptr ? 0 : bytes;
@@ -74,6 +80,7 @@ bool is_aligned(const Tensor& tensor) {
 
 /// Memory for so many bytes, all of them 0: a program of another tool may count on that for its state.
 std::unique_ptr<uint8_t[]> zeros(size_t bytes) {
+  if (!is_size(bytes)) return nullptr;
   return std::unique_ptr<uint8_t[]>(new (std::nothrow) uint8_t[bytes + kReadBeyond]());
 }
 

@@ -25,6 +25,11 @@ Tensor invalid() {
   return tensor;
 }
 
+/// A product, at most SIZE_MAX: an expanded tensor may have more elements than there is memory.
+size_t at_most_all(size_t a, uint64_t b) {
+  return b != 0 && a > SIZE_MAX / b ? SIZE_MAX : static_cast<size_t>(a * b);
+}
+
 /// One loop of a copy: how often, and how many elements apart in each of the two.
 struct Loop {
   int64_t count, from, to;
@@ -128,12 +133,13 @@ Tensor Tensor::of(const ::executorch::aten::Tensor& tensor) {
 
 size_t Tensor::numel() const {
   size_t count = rank < 0 ? 0 : 1;
-  for (int i = 0; i < rank; i++) count *= static_cast<size_t>(std::max<int64_t>(sizes[i], 0));
+  if (std::any_of(sizes, sizes + std::max(rank, 0), [](int64_t size) { return size <= 0; })) return 0;
+  for (int i = 0; i < rank; i++) count = at_most_all(count, static_cast<uint64_t>(sizes[i]));
   return count;
 }
 
 size_t Tensor::nbytes() const {
-  return numel() * dimorder_itemsize(static_cast<int>(dtype));
+  return at_most_all(numel(), dimorder_itemsize(static_cast<int>(dtype)));
 }
 
 void convert(const Tensor& from, const Tensor& to) {

@@ -22,7 +22,7 @@
 #define DIMORDER_LINES_METHOD "dimorder_contract_lines"
 #define DIMORDER_LINES_VERSION 1
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(DIMORDER_WITHOUT_MESSAGES) /* other files of the program may have messages */
 #define DIMORDER_FN inline
 #else
 #define DIMORDER_FN static inline

@@ -60,7 +60,7 @@ struct Tensor {
   /// A tensor of ExecuTorch, in the dim order that it says of itself.
   static Tensor of(const ::executorch::aten::Tensor& tensor);
 
-  /// How many elements there are.
+  /// How many elements there are, and how many bytes they take; SIZE_MAX where that is more.
   size_t numel() const;
   size_t nbytes() const;
 
