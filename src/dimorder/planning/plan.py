@@ -34,7 +34,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from typing import TypeAlias
 
 from dimorder.planning.elimination import MAX_ENTRIES, least_cost
@@ -214,31 +213,57 @@ def bound_of_prices(
     problem: LayoutProblem, prices: Prices, allowed: Mapping[int, Collection[int]]
 ) -> Fraction:
     """Return the bound that prices prove; `allowed` are the configurations left to some of the steps."""
-    if prices.denominator < 1:
-        raise InvalidProof(f"denominator {prices.denominator}")
-    charged: dict[tuple[int, int, Order], int] = defaultdict(int)  # to a read: (step, position, order)
-    shared: dict[int, dict[Order, int]] = defaultdict(lambda: defaultdict(int))  # Λ: buffer, order
-    for price in prices.shares:
-        charged[price.step, price.position, price.order] += price.value
-        shared[_buffer_of(problem, price)][price.order] += price.value
+    return PricedSteps(problem, prices).bound(allowed)
 
-    @cache
-    def credited(buffer: int, produced: Order) -> int:
-        costs = [
-            (share, problem.buffers[buffer].cost(produced, order)) for order, share in shared[buffer].items()
+
+class PricedSteps:
+    """The steps of a problem under prices: what each configuration costs with them, computed once.
+
+    Raises `InvalidProof` for prices that are none.
+    """
+
+    def __init__(self, problem: LayoutProblem, prices: Prices) -> None:
+        if prices.denominator < 1:
+            raise InvalidProof(f"denominator {prices.denominator}")
+        self.problem, self.prices = problem, prices
+        self.charged: dict[tuple[int, int, Order], int] = defaultdict(int)  # to a read
+        self.shared: dict[int, dict[Order, int]] = defaultdict(lambda: defaultdict(int))  # Λ: buffer, order
+        for price in prices.shares:
+            self.charged[price.step, price.position, price.order] += price.value
+            self.shared[_buffer_of(problem, price)][price.order] += price.value
+        self.credits: dict[tuple[int, Order], int] = {}
+        self.costs: dict[tuple[int, int], int] = {}  # by step and configuration
+        self.least = [
+            self._least(index, range(len(step.configs))) for index, step in enumerate(problem.steps)
         ]
-        return sum(max(0, share - cost[0] * prices.denominator) for share, cost in costs if cost is not None)
+        self.total = sum(self.least)
 
-    total = 0
-    for index, step in enumerate(problem.steps):
-        configs = range(len(step.configs)) if index not in allowed else allowed[index]
-        total += min(
-            step.configs[config].cost[0] * prices.denominator
-            + sum(charged.get((index, *read), 0) for read in enumerate(step.configs[config].reads))
-            - sum(map(credited, step.writes, step.configs[config].writes))
-            for config in configs
-        )
-    return Fraction(total, prices.denominator)
+    def bound(self, allowed: Mapping[int, Collection[int]]) -> Fraction:
+        """Return the bound that the prices prove if some steps have only these configurations left."""
+        more = sum(self._least(index, configs) - self.least[index] for index, configs in allowed.items())
+        return Fraction(self.total + more, self.prices.denominator)
+
+    def _least(self, index: int, configs: Collection[int]) -> int:
+        return min(self._cost(index, config) for config in configs)
+
+    def _cost(self, index: int, config: int) -> int:
+        if (index, config) not in self.costs:
+            step = self.problem.steps[index]
+            own = step.configs[config]
+            charged = sum(self.charged.get((index, *read), 0) for read in enumerate(own.reads))
+            credit = sum(map(self._credit, step.writes, own.writes))
+            self.costs[index, config] = own.cost[0] * self.prices.denominator + charged - credit
+        return self.costs[index, config]
+
+    def _credit(self, buffer: int, produced: Order) -> int:
+        key = buffer, produced
+        if key not in self.credits:
+            shares = self.shared[buffer].items() if buffer in self.shared else ()
+            costs = [(share, self.problem.buffers[buffer].cost(produced, order)) for order, share in shares]
+            self.credits[key] = sum(
+                max(0, share - cost[0] * self.prices.denominator) for share, cost in costs if cost is not None
+            )
+        return self.credits[key]
 
 
 def _buffer_of(problem: LayoutProblem, price: Price) -> int:

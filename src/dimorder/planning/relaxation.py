@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, sparse
 
-from dimorder.planning.plan import Price, Prices, bound_of_prices
+from dimorder.planning.plan import Price, PricedSteps, Prices
 from dimorder.planning.problem import Buffer, Cost, LayoutProblem, Order, unit_gcd
 
 _Level = tuple[tuple[Order, ...], Cost | None]  # the orders inside, and the cost that being outside adds
@@ -289,16 +289,16 @@ def chosen(model: Relaxation, columns: Array) -> tuple[int, ...]:
 
 def prices(
     model: Relaxation, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]
-) -> tuple[Prices, Fraction]:
+) -> tuple[PricedSteps, Fraction]:
     """Return the dual values of the first unit as exact prices, and the bound that they prove.
 
     Rounding keeps prices at or above 0, so that they are prices whatever the solver's errors. The errors only
     cost some of the bound. `allowed` are the configurations left to some of the steps.
     """
-    best: tuple[Prices, Fraction] | None = None
+    best: tuple[PricedSteps, Fraction] | None = None
     for denominator in _DENOMINATORS:
-        found = _prices_over(model, relaxed.duals, denominator)
-        bound = bound_of_prices(model.problem, found, allowed)
+        found = PricedSteps(model.problem, _prices_over(model, relaxed.duals, denominator))
+        bound = found.bound(allowed)
         if best is None or bound > best[1]:
             best = found, bound
         if best[1] / model.divisors[0] > relaxed.value - TOLERANCE * max(1.0, relaxed.value * 1e-3):

@@ -30,6 +30,7 @@ from dimorder.planning.plan import (
     DirectProof,
     Elimination,
     LayoutPlan,
+    PricedSteps,
     Prices,
     ReducedProof,
     bound_of_prices,
@@ -204,7 +205,7 @@ class _OpenCase:
     """A node of the proof: the configurations left to each step, the best prices, and where to branch."""
 
     allowed: Allowed
-    prices: Prices
+    prices: PricedSteps
     bound: Fraction
     relaxed: Relaxed | None
     step: int = -1
@@ -212,7 +213,7 @@ class _OpenCase:
 
     def proof(self) -> DirectProof:
         if not self.parts:
-            return self.prices
+            return self.prices.prices
         return Branch(self.step, tuple((part, case.proof()) for part, case in self.parts))
 
     def least(self) -> Fraction:
@@ -258,7 +259,7 @@ def _split(model: Relaxation, relaxed: Relaxed, allowed: Allowed) -> tuple[int, 
 
 def _case(model: Relaxation, parent: _OpenCase, allowed: Allowed, search: _Search) -> _OpenCase:
     """Return one case of a parent, with the parent's prices if they close it, else with its own."""
-    inherited = bound_of_prices(model.problem, parent.prices, allowed)
+    inherited = parent.prices.bound(allowed)
     case = _OpenCase(allowed, parent.prices, inherited, None)
     if search.closed(inherited, model.divisors[0]):
         return case
