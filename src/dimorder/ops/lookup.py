@@ -146,9 +146,9 @@ def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = 
                 for d, size in enumerate(index.shape):
                     found = n.write(aten.slice.Tensor, found, d, 0, size)
                 return found
-    row = _repeated_row(x, dim) if len(shape_of(index)) > 1 else None
-    if row is not None:
-        return view(n, n.write(aten.embedding.default, row.unsqueeze(1), index), shape_of(index))
+    repeated = _repeated_row(x, dim) if len(shape_of(index)) > 1 else None
+    if repeated is not None:
+        return view(n, n.write(aten.embedding.default, repeated.unsqueeze(1), index), shape_of(index))
     return n.emit(aten.gather.default, x, dim, index)
 
 
