@@ -19,6 +19,7 @@ from dimorder.eager.channels_last import (
 )
 from dimorder.errors import UsageError
 from tests.eager.networks import Apply
+from tests.zoo import perturb
 
 OPERATORS = {
     "conv": nn.Conv1d(6, 4, 3, stride=2, padding=1, dilation=2, groups=2),
@@ -66,6 +67,18 @@ def test_1d_operators_keep_the_order_the_values_and_the_gradients(name):
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_group_norm_is_exact_for_means_far_above_the_deviation(groups):
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(groups, 6)
+    perturb(norm)
+    x = torch.randn(2, 6, 400, dtype=torch.float64) + 1000
+    expected = copy.deepcopy(norm).double()(x)
+    y = lifted(lambda _: norm(to_channels_last(x.float())))(torch.zeros(1, 3, 4))
+    assert is_channels_last(y)
+    torch.testing.assert_close(y, expected.float(), rtol=1e-3, atol=1e-3)
+
+
 def test_1d_samples_and_other_modes_pass_through():
     module = to_channels_last(Apply(lambda x: F.pad(x, (1, 1), mode="circular")))
     assert module(torch.randn(3, 9)).shape == (6, 9)
@@ -103,6 +116,7 @@ WRONG = {
     "same with a stride": lambda x: F.conv1d(x, torch.ones(4, 6, 3), stride=2, padding="same"),
     "a weight of two dims": lambda x: F.conv1d(x, torch.ones(4, 6)),
     "two strides transposed": lambda x: F.conv_transpose1d(x, torch.ones(6, 4, 3), stride=(2, 3)),
+    "groups of unequal size": lambda x: F.group_norm(x, 4),
     "a pool that stays": lambda x: F.max_pool1d(x, 2, 0),
     "two sizes": lambda x: F.interpolate(x, size=(3, 4)),
     "linear with antialias": lambda x: F.interpolate(x, size=3, mode="linear", antialias=True),

@@ -190,6 +190,19 @@ def _of_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lifted
 
 
+def _group_norm(input: Tensor, num_groups: int, *args: Any, **kwargs: Any) -> Tensor:
+    """Subtract the mean of each group before torch does: the result is the same, and is exact.
+
+    torch's channels-last kernel has the variance as E[x²] - E[x]². It is wrong for a mean of 100 deviations.
+    """
+    is_liftable = input.is_floating_point() and _is_nlc(input)
+    if not is_liftable or num_groups < 1 or input.shape[1] % num_groups:
+        return F.group_norm(input, num_groups, *args, **kwargs)
+    means = input.detach().mean(2, keepdim=True).unflatten(1, (num_groups, -1))
+    shift = means.mean(2, keepdim=True).expand_as(means).flatten(1, 2)
+    return F.group_norm((input - shift).unsqueeze(2), num_groups, *args, **kwargs).squeeze(2)
+
+
 def _max_pool1d(
     input: Tensor,
     kernel_size: Any,
@@ -264,7 +277,7 @@ _LIFTS: Mapping[Any, Callable[..., Any]] = {
     torch.conv1d: _conv1d,
     torch.conv_transpose1d: _conv_transpose1d,
     F.batch_norm: _of_input(F.batch_norm),
-    F.group_norm: _of_input(F.group_norm),
+    F.group_norm: _group_norm,
     F.max_pool1d: _max_pool1d,
     torch.max_pool1d: _max_pool1d,
     F.interpolate: _interpolate,

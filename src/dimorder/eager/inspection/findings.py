@@ -63,7 +63,8 @@ _ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
             "free views",
             "aten._log_softmax": "x.permute(0, 2, 3, 1).log_softmax(-1).permute(0, 3, 1, 2): the same over "
             "C, with free views",
-            "instance_norm": "F.group_norm(x, x.shape[1], weight, bias): the same, and keeps the order",
+            "instance_norm": "F.group_norm(x, x.shape[1], weight, bias): keeps the order; inexact if means "
+            "exceed 10 deviations",
             "aten.convolution": "dimorder.to_channels_last(model): its weight is row-major, or it is 1-D",
             "aten.cat": "make every member channels-last: dimorder.to_channels_last(member)",
             "outside": "return dimorder.to_channels_last(y) from it, or rewrite it with torch's operators",
