@@ -252,6 +252,32 @@ def test_laid_leaves_the_module_as_it_was():
     assert type(module) is nn.Sequential and module[0].weight.is_contiguous()
 
 
+def test_a_conversion_that_fails_changes_nothing():
+    module = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Conv1d(4, 5, 2))
+    module(torch.ones(1, 3, 7)).sum().backward()
+    module[1].weight.grad = module[1].weight.grad.to_sparse()
+    with pytest.raises(UsageError, match="sparse_coo"):
+        to_channels_last(module)
+    assert type(module) is nn.Sequential
+    assert module[0].weight.is_contiguous() and module[0].weight.grad.is_contiguous()
+
+
+def test_to_contiguous_undoes_parts_that_were_converted_alone():
+    module = nn.Sequential(to_channels_last(nn.Conv1d(3, 4, 2)), nn.ReLU())
+    to_contiguous(module)
+    assert type(module[0]) is nn.Conv1d
+    assert module(torch.ones(2, 3, 7)).is_contiguous()
+
+
+def test_a_converted_module_is_row_major_where_asked():
+    module = nn.Sequential(to_channels_last(nn.Conv1d(3, 4, 2)), nn.ReLU())
+    to_channels_last(module)
+    with weights_in_order(module, DimOrder.contiguous):
+        assert module(torch.ones(2, 3, 7)).is_contiguous()
+    assert is_channels_last(module(torch.ones(2, 3, 7))) and is_channels_last(module[0].weight)
+    assert type(module[0]) is not nn.Conv1d
+
+
 def test_collate_keeps_the_order_of_the_samples():
     generator = torch.Generator().manual_seed(0)
     pixels = [torch.randn(5, 7, 3, generator=generator).permute(2, 0, 1) for _ in range(4)]

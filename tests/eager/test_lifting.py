@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 from dimorder.eager.channels_last import (
     is_channels_last,
     to_channels_last,
     to_contiguous,
 )
+from dimorder.eager.lifting import Lifted
 from dimorder.errors import UsageError
 from tests.eager.networks import Apply
 from tests.zoo import perturb
@@ -155,10 +157,62 @@ def test_row_major_inputs_of_lifted_modules_are_recorded(dynamic):
     assert list(inspect.signature(module.forward).parameters) == ["x"]
 
 
-def test_a_module_whose_class_was_changed_since_is_not_put_back():
-    module = parametrizations.spectral_norm(to_channels_last(nn.Conv1d(6, 4, 3)))
-    with pytest.raises(UsageError, match="remove its parametrizations before"):
+@pytest.mark.parametrize("first", ["to_channels_last", "spectral_norm"])
+def test_a_parametrization_of_a_lifted_module_comes_and_goes(first):
+    torch.manual_seed(0)
+    module = nn.Conv1d(6, 4, 3).eval()
+    for step in (to_channels_last, parametrizations.spectral_norm)[
+        :: 1 if first == "to_channels_last" else -1
+    ]:
+        module = step(module)
+    x = torch.randn(2, 6, 9)
+    expected = module(x)
+    assert is_channels_last(expected)
+    parametrize.remove_parametrizations(module, "weight")
+    assert isinstance(module, Lifted) and [name for name, _ in module.named_parameters()] == [
+        "bias",
+        "weight",
+    ]
+    torch.testing.assert_close(module(x), expected)
+    parametrizations.spectral_norm(module)
+    to_contiguous(module)
+    assert type(module).__name__ == "ParametrizedConv1d" and not isinstance(module, Lifted)
+    parametrize.remove_parametrizations(module, "weight")
+    assert type(module) is nn.Conv1d
+
+
+def test_a_class_derived_from_a_lifted_one_is_not_put_back():
+    module = to_channels_last(nn.Conv1d(6, 4, 3))
+    module.__class__ = type("Derived", (type(module),), {})
+    with pytest.raises(UsageError, match="its class was derived"):
         to_contiguous(module)
+    assert is_channels_last(module.weight)
+
+
+class Registered(nn.Module):
+    names: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Registered.names.append(cls.__name__)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+class Derived(Registered):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(6, 4, 3)
+
+    def forward(self, x):
+        return super(self.__class__, self).forward(x)
+
+
+def test_a_lifted_class_is_not_seen_by_the_code_of_the_original():
+    module, x = to_channels_last(Derived()), torch.randn(2, 6, 9)
+    assert Registered.names == ["Derived"] and module.__class__ is Derived
+    assert is_channels_last(module(x))
 
 
 def test_a_graph_module_can_still_be_copied():

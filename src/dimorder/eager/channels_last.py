@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import read
 from dimorder.eager.conversion import convert
-from dimorder.eager.lifting import lift, unlift
+from dimorder.eager.lifting import lift, set_class, unlift
 from dimorder.errors import UsageError
 
 M = TypeVar("M", bound=nn.Module)
@@ -61,8 +61,7 @@ def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
     ((36, 1, 4), (4, 6, 3))
     """
     if isinstance(value, nn.Module):
-        _lay_weights(value, DimOrder.channels_last)
-        lift(value)
+        _lay_module(value, DimOrder.channels_last)
         return value
     _check_rank(value.dim())
     return convert(value, "channels_last")
@@ -82,14 +81,13 @@ def to_contiguous(value: Tensor | nn.Module) -> Tensor | nn.Module:
         The tensor in row-major order, or the same module.
 
     Raises:
-        UsageError: for a tensor without strides, and for a module whose class was changed since.
+        UsageError: for a tensor without strides, and for a class derived from a converted module's.
 
     >>> to_contiguous(to_channels_last(torch.zeros(2, 1, 5))).stride()
     (5, 5, 1)
     """
     if isinstance(value, nn.Module):
-        _lay_weights(value, DimOrder.contiguous)
-        unlift(value)
+        _lay_module(value, DimOrder.contiguous)
         return value
     return convert(value, "contiguous")
 
@@ -185,7 +183,7 @@ def _check_rank(rank: int) -> None:
 
 @contextmanager
 def weights_in_order(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterator[nn.Module]:
-    """Convert the weights of a module's convolutions while the block runs, then restore them.
+    """Convert a module's convolutions while the block runs, then restore them.
 
     >>> conv = nn.Conv2d(3, 4, 2)
     >>> with weights_in_order(conv, DimOrder.channels_last):
@@ -194,18 +192,28 @@ def weights_in_order(module: nn.Module, order_of_rank: Callable[[int], DimOrder]
     >>> conv.weight.stride()
     (12, 4, 2, 1)
     """
-    before = [(tensor, tensor.data, tensor.grad) for tensor in _strided_tensors(module)]
-    plain = type(module)
+    restore = snapshot(module)
     try:
-        _lay_weights(module, order_of_rank)
-        if order_of_rank(3) == DimOrder.channels_last(3):
-            lift(module)
+        _lay_module(module, order_of_rank)
         yield module
     finally:
-        for tensor, data, grad in before:
+        restore()
+
+
+def snapshot(module: nn.Module) -> Callable[[], None]:
+    """Return a function that gives a module its present weights, gradients and classes again."""
+    tensors = [(tensor, tensor.data, tensor.grad) for tensor in _strided_tensors(module)]
+    classes = [(part, type(part)) for part in module.modules()]
+
+    def restore() -> None:
+        for tensor, data, grad in tensors:
             tensor.data = data
             tensor.grad = grad
-        module.__class__ = plain
+        for part, cls in classes:
+            if type(part) is not cls:
+                set_class(part, cls)
+
+    return restore
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
@@ -231,18 +239,31 @@ def _strided_tensors(module: nn.Module) -> list[Tensor]:
     return [t for t in tensors if t.layout == torch.strided and not isinstance(t, lazy)]
 
 
-def _lay_weights(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
-    """Convert weights in place, once for all tensors with the same memory, so that they stay tied."""
+def _lay_module(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
+    """Convert a module in place, as a whole or, after an error, not at all."""
+    laid_out = list(_laid_out(module, order_of_rank))
+    if order_of_rank(3) == DimOrder.channels_last(3):
+        lift(module)
+    else:
+        unlift(module)
+    for tensor, data, grad in laid_out:
+        tensor.data = data
+        if grad is not None:
+            tensor.grad = grad
+
+
+def _laid_out(
+    module: nn.Module, order_of_rank: Callable[[int], DimOrder]
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield weights with converted data and gradients, once for tensors with one memory: they stay tied."""
     sharing: dict[int, list[Tensor]] = {}
     for tensor in _strided_tensors(module):
         sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     for weight in _weights(module):
-        tied = sharing[weight.untyped_storage()._cdata]
-        if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) > 1:
-            continue  # parts of one memory, which no single order fits
-        laid_out = convert(weight.detach(), order_of_rank(weight.dim()))
+        tied = sharing.pop(weight.untyped_storage()._cdata, [])
+        if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) != 1:
+            continue  # converted already, or parts of one memory, which no single order fits
+        order = order_of_rank(weight.dim())
+        data = convert(weight.detach(), order)
         for tensor in tied:
-            tensor.data = laid_out
-            if tensor.grad is not None:
-                tensor.grad = convert(tensor.grad, order_of_rank(weight.dim()))
-        sharing[laid_out.untyped_storage()._cdata] = tied
+            yield tensor, data, None if tensor.grad is None else convert(tensor.grad, order)

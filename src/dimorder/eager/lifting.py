@@ -24,17 +24,38 @@ _MOST_DEPTHWISE_PADDING = 4
 
 
 class Lifted:
-    """A mixin for the class of a module with 1-D convolutions; the module's state is not touched."""
+    """A mixin for the class of a module with 1-D convolutions; the module's state is not touched.
+
+    `module.__class__` stays the original class, which `super(self.__class__, self)` needs. Another class that
+    is assigned to it, for instance by a parametrization, is lifted.
+    """
 
     _plain: type
 
+    # With it, super() without arguments is not possible here.
+    @property
+    def __class__(self) -> Any:
+        return self._plain
+
+    @__class__.setter
+    def __class__(self, cls: Any) -> None:
+        set_class(self, cls if issubclass(cls, Lifted) else _lifted_class(cls))
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Do nothing: a base that keeps a table of its subclasses must not see a lifted one."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so the pickle names the original class.
-        reduced: tuple[Any, ...] = super().__reduce_ex__(max(int(protocol), 2))  # type: ignore[assignment]
+        reduced: Any = super(Lifted, self).__reduce_ex__(max(int(protocol), 2))  # noqa: UP008 (as above)
         make, args, *rest = reduced
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the module has its own way
         return _new_lifted, (self._plain, *args[1:]), *rest
+
+
+def set_class(module: Any, cls: Any) -> None:
+    """Set the class that `type` returns, lifted or not."""
+    object.__dict__["__class__"].__set__(module, cls)
 
 
 def lift(module: nn.Module) -> None:
@@ -44,11 +65,11 @@ def lift(module: nn.Module) -> None:
     )
     if convolves and not isinstance(module, (Lifted, torch.fx.GraphModule)):
         plain: Any = type(module)
-        module.__class__ = _lifted_class(plain)
+        set_class(module, _lifted_class(plain))
 
 
 def unlift(module: nn.Module) -> None:
-    """Undo `lift`. Raises `UsageError` if a parametrization has changed the class since.
+    """Undo `lift` in a module and in its parts. Raises `UsageError` if a class was derived from a lifted one.
 
     >>> module = nn.Conv1d(6, 4, 3)
     >>> lift(module)
@@ -58,15 +79,16 @@ def unlift(module: nn.Module) -> None:
     >>> isinstance(module, Lifted)
     False
     """
-    if not isinstance(module, Lifted):
-        return
-    if "_plain" not in vars(type(module)):
-        raise UsageError(
-            f"{type(module).__name__}, a module that was put channels-last",
-            "its class was changed since",
-            "remove its parametrizations before",
-        )
-    module.__class__ = module._plain
+    parts = [part for part in module.modules() if isinstance(part, Lifted)]
+    for part in parts:
+        if "_plain" not in vars(type(part)):
+            raise UsageError(
+                f"{type(part).__name__}, a module that was put channels-last",
+                "its class was derived from type(module)",
+                "derive it from module.__class__, or call to_contiguous before",
+            )
+    for part in parts:
+        set_class(part, part._plain)
 
 
 @functools.cache

@@ -62,6 +62,19 @@ def test_a_comparison_leaves_the_model_as_it_was():
         compare(model, X, rounds=2)
 
 
+def test_the_row_major_runs_of_a_converted_model_are_row_major():
+    seen = []
+    net = nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU())
+    net.register_forward_hook(lambda module, args, y: seen.append(y.stride()))
+    x = torch.randn(2, 4, 9)
+    dimorder.to_channels_last(net)
+    compare(net, x, rounds=3)
+    assert set(seen) == {(42, 7, 1), (42, 1, 6)}
+    found = dimorder.inspect(net, x, order="contiguous")
+    assert {call.results[0].order_name for call in found.calls} == {"NCL"}
+    assert dimorder.is_channels_last(net(x))
+
+
 def test_a_recommendation_needs_more_than_noise():
     fast, slow, even = Ratio(1.43, 0.05), Ratio(0.8, 0.1), Ratio(1.04, 0.05)
     found = Comparison("net", fast, 14.3, 10.0, {"body": (fast, 12.0), "head": (slow, 2.0)}, 11)

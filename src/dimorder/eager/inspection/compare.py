@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dimorder.eager.channels_last import snapshot
 from dimorder.eager.inspection.inspection import ORDERS, evaluating, in_order
 from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
@@ -160,25 +161,19 @@ def _regions(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 def _prepare(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], float]]:
     """Return a function that runs the model in an order and returns its µs; weights are converted here."""
     with in_order(model, given, order) as (args, kwargs):
-        state = [(tensor, tensor.data) for tensor in model.parameters()]
-        cls: Any = type(model)
+        put_in_order = snapshot(model)
 
     def run() -> float:
-        before = [(tensor, tensor.data) for tensor, _ in state]
-        plain = type(model)
+        put_back = snapshot(model)
         try:
-            for tensor, data in state:
-                tensor.data = data
-            model.__class__ = cls
+            put_in_order()
             with evaluating(model):
                 start = time.perf_counter()
                 model(*args, **kwargs)
                 synchronize(pytree.tree_leaves(given))
                 return (time.perf_counter() - start) * 1e6
         finally:
-            for tensor, data in before:
-                tensor.data = data
-            model.__class__ = plain
+            put_back()
 
     yield run
 
