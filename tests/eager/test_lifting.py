@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import io
@@ -12,13 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
 
 from dimorder.eager.channels_last import (
     is_channels_last,
     to_channels_last,
     to_contiguous,
 )
-from dimorder.eager.lifting import Lifted
+from dimorder.eager.lifting import Lifted, Lifting
 from dimorder.errors import UsageError
 from tests.eager.networks import Apply
 from tests.zoo import perturb
@@ -155,6 +157,38 @@ def test_row_major_inputs_of_lifted_modules_are_recorded(dynamic):
         torch.testing.assert_close(compiled(fed), plain(fed))
         torch.testing.assert_close(exported(fed), plain(fed))
     assert list(inspect.signature(module.forward).parameters) == ["x"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, of):
+        super().__init__()
+        self.conv, self.of = nn.Conv1d(3, 6, 3), of
+        self.block = nn.Sequential(nn.Conv1d(6, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
+
+    def forward(self, x):
+        x = self.conv(x)
+        if self.of == "part":
+            return checkpoint(self.block, x, use_reentrant=False)
+        if self.of == "function":
+            contexts = (contextlib.nullcontext(), Lifting())
+            return checkpoint(lambda x: self.block(x), x, use_reentrant=False, context_fn=lambda: contexts)
+        return self.block(x)
+
+
+@pytest.mark.parametrize("of", ["part", "function"])
+def test_checkpoints_compute_again_what_they_computed(of):
+    torch.manual_seed(0)
+    plain = Checkpointed(None)
+    module = copy.deepcopy(plain)
+    module.of = of
+    to_channels_last(module)
+    if of == "part":
+        to_channels_last(module.block)
+    x = torch.randn(2, 3, 9)
+    for network in (plain, module):
+        network(x).square().sum().backward()
+    gradients = [[p.grad for p in network.parameters()] for network in (plain, module)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("first", ["to_channels_last", "spectral_norm"])

@@ -32,7 +32,6 @@ class Lifted:
 
     _plain: type
 
-    # With it, super() without arguments is not possible here.
     @property
     def __class__(self) -> Any:
         return self._plain
@@ -46,7 +45,7 @@ class Lifted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so the pickle names the original class.
-        reduced: Any = super(Lifted, self).__reduce_ex__(max(int(protocol), 2))  # noqa: UP008 (as above)
+        reduced: Any = super().__reduce_ex__(max(int(protocol), 2))
         make, args, *rest = reduced
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the module has its own way
@@ -95,7 +94,7 @@ def unlift(module: nn.Module) -> None:
 def _lifted_class(plain: Any) -> Any:
     @functools.wraps(plain.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Lifting():
+        with Lifting():
             return plain.forward(self, *args, **kwargs)
 
     members = {"__module__": plain.__module__, "__doc__": plain.__doc__, "_plain": plain, "forward": forward}
@@ -108,8 +107,25 @@ def _new_lifted(plain: Any, *args: Any) -> nn.Module:
     return module
 
 
-class _Lifting(TorchFunctionMode):
-    """A mode in which `_LIFTS` replaces the functions that it has."""
+class Lifting(TorchFunctionMode):
+    """A mode in which 1-D operators are computed channels-last: those of `_LIFTS`.
+
+    A lifted module enters it by itself. It is for checkpoints of functions, which torch runs again outside:
+
+    >>> from contextlib import nullcontext
+    >>> from torch.utils.checkpoint import checkpoint
+    >>> conv = nn.Conv1d(6, 4, 3)
+    >>> with Lifting():
+    ...     y = checkpoint(
+    ...         lambda x: torch.relu(conv(x)),
+    ...         torch.ones(2, 6, 9),
+    ...         use_reentrant=False,
+    ...         context_fn=lambda: (nullcontext(), Lifting()),
+    ...     )
+    >>> y.sum().backward()
+    >>> y.stride()
+    (28, 1, 4)
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
