@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 
 import pytest
@@ -201,17 +202,28 @@ def test_pieces_of_one_memory_stay_where_they_are():
     assert not module[0].weight.any() and not module[1].weight.any()
 
 
-def test_gradients_and_optimizers_go_on():
+OPTIMIZERS = {
+    "SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "SGD fused": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "Adam foreach": functools.partial(torch.optim.Adam, lr=0.01, foreach=True),
+    "AdamW fused": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "Adagrad": functools.partial(torch.optim.Adagrad, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_and_optimizers_go_on(name):
+    """Fused optimizers do so only if they made no step before."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     module = copy.deepcopy(plain)
     losses = []
     for network in (plain, module):
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        optimizer = OPTIMIZERS[name](network.parameters())
         x = torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(1))
         seen = []
-        for step in range(3):
-            if network is module and step == 1:
+        for step in range(4):
+            if network is module and step == (0 if "fused" in name else 2):
                 to_channels_last(network)
             optimizer.zero_grad(set_to_none=False)
             loss = network(x).square().mean()
@@ -250,6 +262,20 @@ def test_laid_leaves_the_module_as_it_was():
         assert is_channels_last(module[0].weight)
         module(torch.zeros(1, 2))
     assert type(module) is nn.Sequential and module[0].weight.is_contiguous()
+
+
+def test_a_conversion_in_inference_mode_leaves_a_module_that_can_be_trained():
+    module, x = nn.Conv2d(3, 4, 2), torch.randn(2, 3, 5, 7)
+    module(x).sum().backward()
+    with torch.inference_mode():
+        to_channels_last(module)
+    module(x).sum().backward()
+    assert is_channels_last(module.weight) and is_channels_last(module.weight.grad)
+
+
+def test_shared_memory_stays_shared():
+    module = to_channels_last(nn.Conv2d(3, 4, 2).share_memory())
+    assert module.weight.is_shared() and is_channels_last(module.weight)
 
 
 def test_a_conversion_that_fails_changes_nothing():

@@ -6,7 +6,7 @@ A result always has the requested order: dense, with canonical strides, also whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, overload
 
 import torch
@@ -39,9 +39,12 @@ def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
     It is a view if only sizes of 1 have other strides, else a copy. Gradients pass.
 
     In a module, the weights of all convolutions are converted. Names, shapes, ties and parameter objects stay
-    the same, so an optimizer keeps working. A module with 1-D convolutions computes them, and the operators
-    between them, as (N, C, 1, L). There are no channels-last kernels for (N, C, L) in torch. This lifting
-    applies to calls of the module itself, not to calls of its parts alone.
+    the same, so an optimizer keeps its parameters. If it is a fused one, convert the module before its first
+    step: torch would pair its state with other weights.
+
+    A module with 1-D convolutions computes them, and the operators between them, as (N, C, 1, L). There are
+    no channels-last kernels for (N, C, L) in torch. This lifting applies to calls of the module itself, not
+    to calls of its parts alone.
 
     Args:
         value: a tensor of 3 to 5 dims, or a module.
@@ -241,7 +244,9 @@ def _strided_tensors(module: nn.Module) -> list[Tensor]:
 
 def _lay_module(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
     """Convert a module in place, as a whole or, after an error, not at all."""
-    laid_out = list(_laid_out(module, order_of_rank))
+    # Memory from inference mode could never be trained again.
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        laid_out = list(_laid_out(module, order_of_rank))
     if order_of_rank(3) == DimOrder.channels_last(3):
         lift(module)
     else:
@@ -264,6 +269,12 @@ def _laid_out(
         if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) != 1:
             continue  # converted already, or parts of one memory, which no single order fits
         order = order_of_rank(weight.dim())
-        data = convert(weight.detach(), order)
+        data = _convert_shared(weight.detach(), order)
         for tensor in tied:
-            yield tensor, data, None if tensor.grad is None else convert(tensor.grad, order)
+            yield tensor, data, None if tensor.grad is None else _convert_shared(tensor.grad, order)
+
+
+def _convert_shared(tensor: Tensor, order: DimOrder) -> Tensor:
+    """Convert a tensor; if its memory can be shared with other processes, that of the result can, too."""
+    result = convert(tensor, order)
+    return result.share_memory_() if tensor.is_shared() else result
