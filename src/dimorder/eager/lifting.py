@@ -182,7 +182,8 @@ def _conv1d(
         return _nlc(torch.conv1d(input, weight, bias, stride, padding, dilation, groups))
     x = _nlc(input).unsqueeze(2)
     is_depthwise = 1 < groups == channels
-    if left != right or (is_depthwise and spread > 1 and left > _MOST_DEPTHWISE_PADDING):
+    is_slow = is_depthwise and spread > 1 and left > _MOST_DEPTHWISE_PADDING and input.shape[2] > 0
+    if left != right or is_slow:
         x, left = F.pad(x, (left, right)), 0
     result = torch.conv2d(x, weight.unsqueeze(2), bias, (1, step), (0, left), (1, spread), groups)
     return result.squeeze(2)
@@ -252,7 +253,8 @@ def _max_pool1d(
 ) -> Any:
     has_step = stride is not None and stride not in ((), [])
     ones = _ones(kernel_size, stride if has_step else kernel_size, padding, dilation)
-    if return_indices or ones is None or 0 in ones[:2] or not _is_nlc(input):
+    is_liftable = input.is_floating_point() and _is_nlc(input)
+    if return_indices or ones is None or 0 in ones[:2] or not is_liftable:
         plain: Any = F.max_pool1d
         return plain(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     size, step, pad, spread = ones
@@ -272,7 +274,7 @@ def _interpolate(
         return F.interpolate(input, size, scale_factor, mode, *args, **kwargs)
     length, scale = _one(size), _one(scale_factor)
     # For other arguments the 2-D kernels differ: in rounding, in copies, and in NaN from 0 × inf.
-    is_alike = isinstance(length, int) or (isinstance(scale, (int, float)) and scale == int(scale))
+    is_alike = type(length) is int or (isinstance(scale, (int, float)) and float(scale).is_integer())
     if mode in ("nearest", "nearest-exact") and is_alike and input.dtype != torch.float64:
         size = None if size is None else (1, length)
         scale_factor = None if scale_factor is None else (1, scale)
