@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.export import Dim
 
 pytest.importorskip("executorch")
 
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import ContractError, UnsupportedError
 from dimorder.executorch import check_file
 from dimorder.executorch.file_graph import graph_of_file
 from dimorder.executorch.lowering_paths import stock
+from dimorder.executorch.program_tables import read_program
 from dimorder.executorch.pte import load
+from tests.runtime.networks import Conv, export_pte
 
 DAMAGES = {
     "an operator that is not there": lambda plan: plan.operators.clear(),
@@ -62,3 +68,80 @@ def test_a_build_with_a_suffix_has_the_kernels_of_its_version(tmp_path, monkeypa
     assert [row.verdict for row in check_file(path).rows] == ["wrong"]
     with pytest.raises(UnsupportedError, match="that kernel returns wrong numbers, silently"):
         load(path)
+
+
+NCHW, NHWC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
+
+
+def spec(
+    name: str, shape: tuple[int | str, ...], dtype: str = "float32", order: DimOrder = NCHW
+) -> TensorSpec:
+    return TensorSpec(name, shape, dtype, order)
+
+
+X, Y = spec("x", (2, 3, 11, 9)), spec("y", (2, 4, 9, 7))
+CONTRACTS = {
+    "for input 0 that has another order": ((spec("x", (2, 3, 11, 9), order=NHWC),), (Y,)),
+    "for output 0 that has another order": ((X,), (spec("y", (2, 4, 9, 7), order=NHWC),)),
+    "for input 0 that has other sizes": ((spec("x", (2, 3, 9, 11)),), (Y,)),
+    "for input 0 that has another type": ((spec("x", (2, 3, 11, 9), "int32"),), (Y,)),
+    "for input 0 that has another number of dim": (
+        (TensorSpec("x", (2, 3), "float32", DimOrder(0, 1)),),
+        (Y,),
+    ),
+    "for input 0 that has a smaller largest size": (
+        (spec("x", ("n", 3, 11, 9)),),
+        (Y,),
+        (Symbol("n", 1, 3),),
+    ),
+    "another number of inputs or outputs": ((X,), (Y, spec("z", (2, 4, 9, 7)))),
+}
+
+
+@pytest.mark.parametrize("found", CONTRACTS)
+def test_a_contract_that_is_not_the_programs_is_refused(found, tmp_path):
+    path = tmp_path / "net.pte"
+    path.write_bytes(export_pte(Conv(3), (torch.ones(2, 3, 11, 9),), Contract(*CONTRACTS[found])))
+    for read in (check_file, load):
+        with pytest.raises(ContractError, match=f"a contract .*{found}"):
+            read(path)
+
+
+def test_a_program_with_a_contract_is_refused_too_for_a_kernel_that_is_wrong(tmp_path):
+    x = torch.ones(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    inside = Contract((spec("x", (2, 3, 5, 7), order=NHWC),), (spec("y", (2, 6, 5, 7), order=NHWC),))
+    path = tmp_path / "joined.pte"
+    path.write_bytes(export_pte(Joined(), (x,), inside))
+    with pytest.raises(UnsupportedError, match="that kernel returns wrong numbers, silently"):
+        load(path)
+
+
+class Mixed(torch.nn.Module):
+    """Calls kernels with lists, numbers and tensors of several types, and a delegate."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([x, torch.sin(x) * 0.5], 1).relu(), x[:, ids].flip(2)
+
+
+@pytest.mark.parametrize("xnnpack", [False, True])
+def test_tables_are_read_as_the_exporter_reads_them(xnnpack):
+    args = (torch.ones(2, 3, 5, 7), torch.tensor([2, 0]))
+    sizes = ({0: Dim("n", max=6)}, None)
+    pte = export_pte(Mixed(), args, Contract((X,), (Y,)), xnnpack=xnnpack, dynamic_shapes=sizes)
+    compared = set[str]()
+
+    def compare(own: object, exir: object) -> None:
+        compared.add(type(own).__name__)
+        assert type(own).__name__ == type(exir).__name__
+        if isinstance(own, list):
+            for one, other in zip(own, exir, strict=True):
+                compare(one, other)
+        elif isinstance(own, SimpleNamespace):
+            for name, value in vars(own).items():
+                compare(value, getattr(exir, name))
+        else:
+            assert getattr(own, "name", own) == getattr(exir, "name", exir)
+
+    compare(read_program(pte), deserialize_pte_binary(pte).program)
+    kinds = {"Tensor", "OptionalTensorList", "String", "KernelCall", "AllocationDetails"}
+    assert compared >= kinds | ({"DelegateCall", "BackendDelegate"} if xnnpack else {"TensorList"})

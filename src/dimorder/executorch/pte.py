@@ -103,14 +103,13 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     Raises `UnsupportedError` if the runtime is not installed or lacks something that the program needs. It is
     raised too if another tool's program calls a kernel that is wrong for its orders (`runtime.kernels`).
     """
-    file, native = _open(path)
-    contract, tables = _contract(file, native)
-    if tables is not None:
-        _refuse_dangers(file, tables)
+    file, native, tables = _open(path)
+    contract = _contract(file, tables)
+    _refuse_dangers(file, tables)
     try:
         method = native.load_method(_METHOD)
     except RuntimeError as error:
-        _require_backends(file)
+        _require_backends(file, tables)
         raise UnsupportedError(
             f"loading {file}",
             f"ExecuTorch: {error}",
@@ -121,14 +120,12 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     return contract, loaded
 
 
-def _require_backends(file: Path) -> None:
+def _require_backends(file: Path, tables: Any) -> None:
     """Refuse a program with a delegate whose backend this build of the runtime lacks."""
     from executorch.extension.pybindings import _C
 
     where = f"loading {file}"
-    called = {
-        delegate.id for delegate in forward_plan(read_tables(file.read_bytes(), where), where).delegates
-    }
+    called = {delegate.id for delegate in forward_plan(tables, where).delegates}
     missing = sorted(called - set(_C._get_registered_backend_names()))
     if missing:
         raise UnsupportedError(
@@ -158,33 +155,43 @@ def set_threads(count: int) -> None:
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
     """Return the contract of a .pte without loading the network. Raises the errors of `load`."""
-    return _contract(*_open(path))[0]
+    file, _, tables = _open(path)
+    return _contract(file, tables)
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
-    """Check a file and open its program, which maps the file's pages."""
+def _open(path: str | os.PathLike[str]) -> tuple[Path, Any, Any]:
+    """Check a file, open its program, which maps the file's pages, and read its tables."""
     file = Path(path)
     try:
         with file.open("rb") as opened:
             empty = not os.fstat(opened.fileno()).st_size  # an empty file cannot be mapped
             with nullcontext(b"") if empty else mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
                 _check_bytes(file, data)
+                return file, *_open_program(file, data)
     except OSError as error:
         raise UsageError(
             f"loading {file}", str(error.strerror or error), "give the path of a .pte file"
         ) from error
+
+
+def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
+    """Return the open program of a file, and its tables."""
     try:
         # executorch.runtime would also import the exporter, which takes eight seconds.
         from executorch.extension.pybindings import _C
+
+        from dimorder.executorch.program_tables import read_program
     except ImportError as error:
         raise UnsupportedError(
             f"loading {file}", f"no ExecuTorch runtime ({error})", "pip install 'dimorder[executorch]'"
         ) from error
     try:
         verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime
-        return file, _C._load_program(str(file), program_verification=verified)
+        native = _C._load_program(str(file), program_verification=verified)
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
         raise damage_error(f"loading {file}", f"ExecuTorch: {error}") from error
+    with consistent_tables(f"loading {file}"):
+        return native, read_program(data)
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
@@ -228,13 +235,47 @@ def consistent_tables(where: str) -> Iterator[None]:
         raise damage_error(where, found) from error
 
 
-def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
-    """Return the contract of a program, and the tables of the file if another tool wrote it."""
-    if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
-        tables = read_tables(file.read_bytes(), f"loading {file}")
-        return _foreign_contract(file, tables), tables
-    (text,) = native.load_method(CONTRACT_METHOD)([])
-    return Contract.from_json(text), None
+def _contract(file: Path, tables: Any) -> Contract:
+    """Return the contract of a program. Raises `ContractError` if one inside it is not that program's."""
+    embedded = next((plan for plan in tables.execution_plan if plan.name == CONTRACT_METHOD), None)
+    if embedded is None:
+        return _foreign_contract(file, tables)
+    where = f"loading {file}"
+    with consistent_tables(where):
+        text = embedded.values[embedded.outputs[0]].val.string_val
+    contract, plan = Contract.from_json(text), forward_plan(tables, where)
+    if (len(plan.inputs), len(plan.outputs)) != (len(contract.inputs), len(contract.outputs)):
+        found = "a contract of another number of inputs or outputs than the program has"
+        raise damage_error(where, found)
+    for kind, specs, indices in (
+        ("input", contract.inputs, plan.inputs),
+        ("output", contract.outputs, plan.outputs),
+    ):
+        for place, (spec, index) in enumerate(zip(specs, indices, strict=True)):
+            with consistent_tables(where):
+                why = _difference(plan.values[index].val, spec, contract)
+            if why:
+                found = f"a contract that is not the program's: for {kind} {place} that has {why}"
+                raise damage_error(where, found)
+    return contract
+
+
+def _difference(own: Any, spec: TensorSpec, contract: Contract) -> str:
+    """Return why a tensor of the program is not what the contract promises; "" if it is."""
+    if type(own).__name__ != "Tensor":
+        return "no tensor"
+    if _DTYPES.get(own.scalar_type.name) != spec.dtype:
+        return "another type"
+    if {len(own.sizes), len(own.dim_order)} != {len(spec.shape)}:
+        return "another number of dimensions"
+    symbols = {symbol.name: symbol for symbol in contract.symbols}
+    for size, planned in zip(spec.boundary_shape, own.sizes, strict=True):
+        if isinstance(size, int) and size != planned:
+            return "other sizes"
+        if size in symbols and (symbols[size].maximum or 0) > planned:
+            return "a smaller largest size"  # the program has the largest size that it was planned for
+    order = DimOrder(*own.dim_order)
+    return "" if order.equivalent(spec.boundary_order, own.sizes) else "another order"
 
 
 def _foreign_contract(file: Path, tables: Any) -> Contract:

@@ -66,9 +66,17 @@ class FlatRecord(Table):  # type: ignore[misc]
             raise ValueError(f"no field {place} in the table at byte {self.Pos}")
         return FlatRecord(self.Bytes, self.Indirect(self.Pos + at))
 
-    def numbers(self, place: int) -> tuple[int, ...]:
+    def has(self, place: int) -> bool:
+        return bool(self.Offset(4 + 2 * place))
+
+    def text(self, place: int) -> str | None:
+        at = self.Offset(4 + 2 * place)
+        return self.String(self.Pos + at).decode() if at else None
+
+    def numbers(self, place: int, form: str = "I") -> tuple[int, ...]:
+        """Return the numbers of a vector; `form` is the format that `struct` has for each."""
         start, count = self._vector(place)
-        return struct.unpack_from(f"<{count}I", self.Bytes, start)
+        return struct.unpack_from(f"<{count}{form}", self.Bytes, start)
 
     def tables(self, place: int) -> list[FlatRecord]:
         start, count = self._vector(place)
