@@ -47,9 +47,14 @@ def seal(pte: bytes) -> bytes:
 
 
 def is_intact(pte: bytes | mmap) -> bool | None:
-    """Return whether the bytes are those that were sealed; None if they have no seal."""
+    """Return whether the bytes are those that were sealed; None if they have no seal.
+
+    A file that names a seal and has none is damaged.
+    """
     place = pte.find(_SEAL) + len(_SEAL)
-    if place < len(_SEAL) or pte[place : place + 64] == _UNSEALED:
+    if place < len(_SEAL):
+        return None if pte.find(SEAL_METHOD.encode()) < 0 else False
+    if pte[place : place + 64] == _UNSEALED:
         return None
     with memoryview(pte) as data:
         digest = hashlib.sha256(data[:place])

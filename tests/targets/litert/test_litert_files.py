@@ -14,6 +14,7 @@ import dimorder
 from dimorder import targets
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
 from dimorder.targets.litert.file import operators, read_contracts
+from dimorder.targets.litert.runtime import check
 
 SHAPE = (2, 3, 5, 7)
 
@@ -118,8 +119,17 @@ def test_a_damaged_file_is_refused(saved: Path, tmp_path: Path) -> None:
 
 def test_a_file_without_a_contract_is_refused(saved: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.tflite"
-    file.write_bytes(saved.read_bytes().replace(b"dimorder sha256 ", b"another sha256  "))
+    data = saved.read_bytes().replace(b"dimorder_seal", b"another_seal_")
+    file.write_bytes(data.replace(b"dimorder sha256 ", b"another sha256  "))
     assert "no contract" in refused(file)
+
+
+def test_a_file_whose_seal_has_no_mark_is_damaged(saved: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.tflite"
+    file.write_bytes(saved.read_bytes().replace(b"dimorder sha256 ", b"another sha256  "))
+    assert "their SHA-256 differs" in refused(file)
+    with pytest.raises(ValueError, match="their SHA-256 differs"):
+        check(str(file), file.read_bytes())
 
 
 @pytest.mark.parametrize(
