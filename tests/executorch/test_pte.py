@@ -16,6 +16,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary, serializ
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
+from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError
 from dimorder.executorch import check_file
 from dimorder.executorch.file_graph import graph_of_file
@@ -23,6 +24,18 @@ from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.program_tables import read_program
 from dimorder.executorch.pte import load
 from tests.runtime.networks import Conv, export_pte
+
+NCHW, NHWC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
+
+
+def spec(
+    name: str, shape: tuple[int | str, ...], dtype: str = "float32", order: DimOrder = NCHW
+) -> TensorSpec:
+    return TensorSpec(name, shape, dtype, order)
+
+
+X, Y = spec("x", (2, 3, 11, 9)), spec("y", (2, 4, 9, 7))
+MARK = b"dimorder sha256 "
 
 DAMAGES = {
     "an operator that is not there": lambda plan: plan.operators.clear(),
@@ -52,6 +65,32 @@ def test_tables_that_contradict_each_other_are_refused(read, damaged):
         read(str(damaged))
 
 
+@pytest.mark.parametrize("read", [check_file, load, graph_of_file])
+@pytest.mark.parametrize("kind", ["operators", "delegates"])
+def test_an_operator_or_a_delegate_without_a_name_is_damage(read, kind, tmp_path):
+    x = torch.ones(2, 3, 11, 9)
+    file = deserialize_pte_binary(export_pte(Conv(3), (x,), None, xnnpack=kind == "delegates"))
+    (one, *_) = getattr(file.program.execution_plan[0], kind)
+    setattr(one, "name" if kind == "operators" else "id", None)
+    path = tmp_path / "net.pte"
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(ContractError, match="an operator or a delegate without a name"):
+        read(str(path))
+
+
+def test_a_contract_that_is_no_text_is_damage(tmp_path):
+    file = deserialize_pte_binary(export_pte(Conv(3), (torch.ones(2, 3, 11, 9),), Contract((X,), (Y,))))
+    plan = next(each for each in file.program.execution_plan if each.name == CONTRACT_METHOD)
+    path = tmp_path / "net.pte"
+    for damage in (lambda: setattr(plan.values[0].val, "string_val", None), plan.values.clear):
+        damage()
+        data = bytes(serialize_pte_binary(file))
+        path.write_bytes(data.replace(b"dimorder_seal", b"another_seal_").replace(MARK, b"another sha256  "))
+        for read in (check_file, load):
+            with pytest.raises(ContractError):
+                read(path)
+
+
 class Joined(torch.nn.Module):
     """Wrong on the portable kernels of ExecuTorch 1.5.1 if its inputs are channels-last."""
 
@@ -70,16 +109,6 @@ def test_a_build_with_a_suffix_has_the_kernels_of_its_version(tmp_path, monkeypa
         load(path)
 
 
-NCHW, NHWC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
-
-
-def spec(
-    name: str, shape: tuple[int | str, ...], dtype: str = "float32", order: DimOrder = NCHW
-) -> TensorSpec:
-    return TensorSpec(name, shape, dtype, order)
-
-
-X, Y = spec("x", (2, 3, 11, 9)), spec("y", (2, 4, 9, 7))
 CONTRACTS = {
     "for input 0 that has another order": ((spec("x", (2, 3, 11, 9), order=NHWC),), (Y,)),
     "for output 0 that has another order": ((X,), (spec("y", (2, 4, 9, 7), order=NHWC),)),

@@ -322,7 +322,12 @@ def forward_plan(tables: Any, where: str) -> Any:
     if _METHOD not in plans:
         fix = f"export a program with the method {_METHOD!r}"
         raise UnsupportedError(where, f"the methods {sorted(map(str, plans))}", fix)
-    return plans[_METHOD]
+    plan = plans[_METHOD]
+    with consistent_tables(where):
+        names = {*(each.name for each in plan.operators), *(each.id for each in plan.delegates)}
+    if None in names:
+        raise damage_error(where, "an operator or a delegate without a name")
+    return plan
 
 
 def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:
