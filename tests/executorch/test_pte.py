@@ -174,3 +174,14 @@ def test_tables_are_read_as_the_exporter_reads_them(xnnpack):
     compare(read_program(pte), deserialize_pte_binary(pte).program)
     kinds = {"Tensor", "OptionalTensorList", "String", "KernelCall", "AllocationDetails"}
     assert compared >= kinds | ({"DelegateCall", "BackendDelegate"} if xnnpack else {"TensorList"})
+
+
+def test_a_header_of_24_bytes_has_no_size_of_segments(tmp_path):
+    x = torch.randn(2, 3, 11, 9)
+    data = bytearray(export_pte(Conv(3), (x,), None, xnnpack=True))
+    assert int.from_bytes(data[12:16], "little") == 32
+    data[12:16], data[32:40] = (24).to_bytes(4, "little"), b"\x10\0\0\0\x0a\0\x18\0"  # some of the flatbuffer
+    path = tmp_path / "net.pte"
+    path.write_bytes(data)
+    (output,) = load(path)[1]([x])
+    torch.testing.assert_close(output, Conv(3)(x))
