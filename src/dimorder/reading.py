@@ -79,6 +79,9 @@ def read_image(file: str, spec: TensorSpec, normalization: Normalization | None,
         ) from error
     try:
         with Image.open(file) as opened:
+            if opened.mode.startswith(("I", "F")):  # Pillow would clip them at 255
+                wide = f"pixels of more than 8 bits (mode {opened.mode} of Pillow)"
+                raise UsageError(where, wide, "save it with 8 bits per channel, or give a .npy file")
             image = opened.convert("RGB" if spec.shape[1] == 3 else "L")
     except (OSError, Image.DecompressionBombError) as error:
         found = error.strerror if isinstance(error, OSError) and error.strerror else error
