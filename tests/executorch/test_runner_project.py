@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ from torch.export import Dim
 
 pytest.importorskip("executorch")
 
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.executorch import export_runner
 from dimorder.executorch.lowering_paths import stock
+from tests.runtime.networks import TwoInTwoOut, export_pte
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +43,26 @@ def test_a_folder_that_cannot_be_made_is_refused(program, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot be written: (File exists|Not a directory)"):
         export_runner(program, tmp_path / "file" / "check")
+
+
+def test_no_name_of_a_tensor_reaches_the_shell(tmp_path):
+    image, sound = torch.randn(2, 6, 5, 7), torch.randn(2, 11, 3)
+    names = ["x'$(touch INJECTED)'", "a=b", "it's", "50% `touch INJECTED`"]
+    shapes = [image.shape, sound.shape] * 2
+    specs = [
+        TensorSpec(name, tuple(shape), "float32", DimOrder.contiguous(len(shape)))
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    (tmp_path / "net.pte").write_bytes(
+        export_pte(TwoInTwoOut(), (image, sound), Contract(tuple(specs[:2]), tuple(specs[2:])))
+    )
+    project = export_runner(tmp_path / "net.pte", tmp_path / "check", [image, sound])
+    runner = tmp_path / "runner"
+    runner.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    runner.chmod(0o755)
+    done = subprocess.run(["sh", project / "check.sh", runner], capture_output=True, text=True, check=True)
+    inputs = ["--input", "inputs/0.npy", "--input", "inputs/1.npy"]
+    outputs = ["--expect", "expected/0.npy", "--expect", "expected/1.npy"]
+    assert done.stdout.split() == ["network.pte", *inputs, *outputs, "--rtol", "0.0001"]
+    assert not [*tmp_path.rglob("INJECTED")]
+    assert np.array_equal(np.load(project / "expected" / "0.npy"), image + image)
