@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,18 @@ def test_a_file_that_litert_cannot_load_is_told_of_too() -> None:
     found = check("net.tflite", file)
     assert found.error and found.beside is None and found.counts == Counter(HASHTABLE_FIND=1)
     assert str(found).splitlines()[-1].startswith("not loaded")
+
+
+def test_a_file_too_large_for_memory_has_a_reason_too() -> None:
+    order = TfLiteTensor((2,), torch.int32, np.array([1, 0], np.int32))
+    tensors = {"x": TfLiteTensor((1 << 23, 3 << 22), torch.float32), "order": order}
+    tensors["y"] = TfLiteTensor((3 << 22, 1 << 23), torch.float32)
+    graph = TfLiteGraph(
+        tensors, [TfLiteNode("TRANSPOSE", ("x", "order"), ("y",), {})], {"x": "x"}, {"y": "y"}
+    )
+    found = check("net.tflite", serialize({"main": graph}, {}))
+    assert found.beside is None and str(found).splitlines()[-1] == "not loaded  LiteRT gives no reason"
+    assert found.to_dict()["error"] == "LiteRT gives no reason"
 
 
 def test_a_transpose_whose_permutation_is_computed_may_move() -> None:

@@ -219,5 +219,6 @@ def check(path: str, data: bytes) -> TfLiteSummary:
     try:
         delegates, beside = LiteRtProgram(data, Contract((), ())).partitions()
     except (RuntimeError, ValueError) as error:  # an operator that LiteRT lacks, or one of Flex
-        return TfLiteSummary(operators, signatures, error=next(iter(str(error).splitlines()), ""))
+        said = " ".join(str(error).split())
+        return TfLiteSummary(operators, signatures, error=said or "LiteRT gives no reason")
     return TfLiteSummary(operators, signatures, delegates, beside)
