@@ -14,6 +14,7 @@ from dimorder.contract import Contract
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
 from dimorder.files import write_whole
 from dimorder.targets.tosa import sidecar
+from dimorder.targets.tosa.target import check
 
 pytest.importorskip("tosa_serializer")
 
@@ -124,6 +125,21 @@ def test_a_changed_byte_in_either_file_is_refused(pair, name):
     for place in range(0, len(data), max(1, len(data) // 60)):
         pair[name].write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         refused(pair[0])
+
+
+@pytest.mark.parametrize("name", [0, 1])
+def test_check_refuses_a_changed_byte_in_either_file(pair, name):
+    data = pair[name].read_bytes()
+    assert check(str(pair[0]), pair[0].read_bytes()).operators["CONV2D"] == 1
+    place = 3 * len(data) // 4
+    pair[name].write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    with pytest.raises(ContractError, match=r"NHWC\.tosa\.json"):
+        check(str(pair[0]), pair[0].read_bytes())
+
+
+def test_check_reads_a_graph_without_a_companion(pair):
+    pair[1].unlink()
+    assert check(str(pair[0]), pair[0].read_bytes()).operators["CONV2D"] == 1
 
 
 @pytest.mark.parametrize(

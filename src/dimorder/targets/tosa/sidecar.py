@@ -33,22 +33,27 @@ def encode(data: bytes, contract: Contract) -> bytes:
     return (json.dumps({**entries, _SEAL: _seal(data, entries)}) + "\n").encode()
 
 
+def beside(file: Path) -> Path:
+    """Return the path of a graph's companion file."""
+    return file.with_name(file.name + SUFFIX)
+
+
 def read(file: Path) -> tuple[bytes, Contract]:
     """Read a graph and its contract, and check that they belong together and agree on every shape and type.
 
     Raises `UsageError` if a file cannot be read. Raises `ContractError` if a file is damaged or belongs to
     another. Raises `UnsupportedError` if tosa-tools is not installed.
     """
-    beside = file.with_name(file.name + SUFFIX)
+    companion = beside(file)
     data = _bytes(file, file, "give the path of a .tosa file")
-    text = _bytes(file, beside, f"copy it with {file.name}, or lower the program again")
+    text = _bytes(file, companion, f"copy it with {file.name}, or lower the program again")
     try:
         contract, entries = Contract.from_json(text.decode()), json.loads(text)
     except (UnicodeDecodeError, ContractError) as error:
         found = error.found if isinstance(error, ContractError) else str(error)
-        raise _refused(file, f"{beside.name}: {found}") from error
+        raise _refused(file, f"{companion.name}: {found}") from error
     if entries.pop(_SEAL, None) != _seal(data, entries):
-        raise _refused(file, f"{beside.name} is not of these {len(data)} bytes (its seal differs)")
+        raise _refused(file, f"{companion.name} is not of these {len(data)} bytes (its seal differs)")
     graph = inspect_tosa(data)
     for kind, specs, tensors in (
         ("inputs", contract.inputs, graph.inputs),
@@ -57,7 +62,7 @@ def read(file: Path) -> tuple[bytes, Contract]:
         promised, held = _promised(specs), _held(tensors)
         if promised != held:
             raise _refused(
-                file, f"{kind} {held or 'none'}, where {beside.name} promises {promised or 'none'}"
+                file, f"{kind} {held or 'none'}, where {companion.name} promises {promised or 'none'}"
             )
     return data, contract
 

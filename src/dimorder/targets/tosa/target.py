@@ -181,7 +181,12 @@ def load(file: Path) -> tuple[Contract, Run]:
 
 
 def check(path: str, data: bytes) -> FileSummary:
-    """Return the content of a TOSA graph from any tool."""
+    """Return the content of a TOSA graph from any tool.
+
+    Raises the errors of `sidecar.read` if the graph has a companion file, which is then read as `load` does.
+    """
+    if sidecar.beside(Path(path)).exists():
+        sidecar.read(Path(path))
     return inspect_tosa(data)
 
 
