@@ -82,6 +82,14 @@ def test_a_file_cut_off_anywhere_is_refused_as_in_python(
             assert found == python_refuses(path)
 
 
+def test_a_header_of_24_bytes_has_no_size_of_segments(tmp_path: Path) -> None:
+    data, path = bytearray(file_of("foreign conv").read_bytes()), tmp_path / "old.pte"
+    data[12:16], data[32:40] = (24).to_bytes(4, "little"), b"\x10\0\0\0\x0a\0\x18\0"  # of the flatbuffer
+    path.write_bytes(data)
+    tensors = right_inputs(dimorder.load(path).contract)
+    assert all(map(torch.equal, NativeProgram(path).run(*tensors), dimorder.load(path).run(*tensors)))
+
+
 def test_a_changed_byte_is_refused_by_the_seal_as_in_python(tmp_path: Path) -> None:
     data, path = file_of("NHWC").read_bytes(), tmp_path / "changed.pte"
     mark = data.find(b"dimorder sha256 ")

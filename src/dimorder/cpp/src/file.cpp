@@ -92,7 +92,9 @@ Finding check_file(const et::DataLoader& loader, bool with_seal) {
   const auto* data = static_cast<const uint8_t*>(head->data());
   if (data[4] != 'E' || data[5] != 'T' || !is_digit(data[6]) || !is_digit(data[7])) return no_program;
   if (std::memcmp(data + 8, "eh00", 4) == 0) {
-    const uint64_t program = little_endian(data + 16), at = little_endian(data + 24), segments = little_endian(data + 32);
+    const bool has_segments = (little_endian(data + 8) >> 32) > 24; // an older ExecuTorch did not write their size
+    const uint64_t program = little_endian(data + 16), at = little_endian(data + 24);
+    const uint64_t segments = has_segments ? little_endian(data + 32) : 0;
     const uint64_t end = segments > UINT64_MAX - at ? UINT64_MAX : at + segments;
     const uint64_t whole = std::max(program, end);
     if (bytes < whole) return {told + " of " + std::to_string(whole) + ": it is cut off", kAgain};
