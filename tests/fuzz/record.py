@@ -1,6 +1,6 @@
 """Keep the outcomes of random networks that were examined: per target, the outcome of each seed.
 
-A seed that is examined again counts as its last outcome, so that the record of a mended fault is right.
+A seed that is examined again counts as its last outcome, so that the record of a fixed fault is right.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ def _failed(spec: str, doing: str, error: Exception) -> DimorderError:
     return DimorderError(
         f"MODEL {spec}",
         f"{doing} raised {_one_line(error)}{at}",
-        "mend it, or see the whole traceback with --debug",
+        "fix it, or see the whole traceback with --debug",
     )
 
 

@@ -72,7 +72,7 @@ def info(name: str) -> TargetInfo:
         found = entry.load()
     except Exception as error:  # the module of another package may raise anything
         text = f"{owner} declares {entry.value}, which raises {type(error).__name__}: {error}"
-        raise UsageError(f"target {name}", text, f"mend or uninstall {owner}") from error
+        raise UsageError(f"target {name}", text, f"fix or uninstall {owner}") from error
     if not isinstance(found, TargetInfo):
         text = f"{owner} declares {entry.value}, a {type(found).__name__}"
         raise UsageError(f"target {name}", text, "name a dimorder.targets.target_info.TargetInfo there")
@@ -108,7 +108,7 @@ def find(target: str | Target) -> Target:
     ):
         if its != listed:
             text = f"{about.target} has {what} {its!r}, where its info promises {listed!r}"
-            raise UsageError(f"target {target}", text, "mend one of the two")
+            raise UsageError(f"target {target}", text, "fix one of the two")
     return found
 
 

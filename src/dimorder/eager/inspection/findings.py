@@ -71,7 +71,7 @@ _ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
         },
         "hidden copy": {
             "": "give it the order that it wants, or keep the value in the order it is read in",
-            "aten.convolution": "its input and weight lie in different orders: mend where the input lost its "
+            "aten.convolution": "its input and weight lie in different orders: fix where the input lost its "
             "order, or dimorder.to_channels_last(model)",
             "aten.clone": "no view can do this, so memory is permuted: avoid it by another order of dims, or "
             "accept it",
@@ -79,7 +79,7 @@ _ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
         "mixed operands": {
             "": "bring them into one order before: dimorder.to_channels_last(the smaller one)",
             "aten.cat": "one member is not channels-last, so the result is not: "
-            "dimorder.to_channels_last(it), or mend where it lost its order",
+            "dimorder.to_channels_last(it), or fix where it lost its order",
         },
         "ambiguous": {
             "": "nothing is lost: a size of 1 fits both orders, and torch decided here; "

@@ -273,7 +273,7 @@ class OrderError(DimorderError, AssertionError):
         super().__init__(
             f"{name} in channels-last",
             f"{count} place{'s' * (count != 1)} where the order is lost or memory is moved",
-            "mend them, or allow=[operator, function, module or file:line, with * for anything]",
+            "fix them, or allow=[operator, function, module or file:line, with * for anything]",
         )
         self.inspection = inspection
         self.places = tuple(places)

@@ -38,7 +38,7 @@ class Writer:
         return value if value.shape == tuple(shape) else self.call("reshape", shape, value, shape=list(shape))
 
     def dense(self, operand):
-        """A call's operand as a value. An order that only a copy could mend is a fault of the plan."""
+        """A call's operand as a value. An order that only a copy could fix is a fault of the plan."""
         if isinstance(operand, View):
             assert operand.is_dense, "no conversion is written that is not in the plan"
             return self.reshape(operand.value, operand.shape)
