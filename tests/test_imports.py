@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "dimorder"
 MAY_IMPORT = {
     "errors": set(),
     "text": set(),
+    "modules": set(),
     "files": {"errors"},
     "cpu": {"errors"},
     "clock": set(),
@@ -26,7 +27,7 @@ MAY_IMPORT = {
     "cmake": {"errors"},
     "graph": {"errors", "contract"},
     "ops": {"errors", "graph"},
-    "capture": {"errors", "graph", "ops"},
+    "capture": {"errors", "modules", "graph", "ops"},
     "physical": {"graph", "ops", "capture"},
     "layout": {"errors", "algebra", "planning", "contract", "graph", "ops", "capture", "physical"},
     "sizes": {"errors", "clock", "planning", "contract", "graph", "ops", "capture", "layout"},
@@ -42,7 +43,7 @@ MAY_IMPORT = {
         "layout",
         "sizes",
     },
-    "verification": {"errors", "contract", "graph", "ops", "capture", "layout"},
+    "verification": {"errors", "modules", "contract", "graph", "ops", "capture", "layout"},
     "runtime": {"errors", "algebra", "contract"},
     "executorch": {
         "errors",
@@ -73,7 +74,7 @@ MAY_IMPORT = {
         "verification",
         "executorch",
     },
-    "eager": {"errors", "text", "cpu", "clock", "algebra"},
+    "eager": {"errors", "text", "modules", "cpu", "clock", "algebra"},
     "lowered": {
         "errors",
         "text",
@@ -102,6 +103,7 @@ MAY_IMPORT = {
     "reading": {"errors", "text", "contract"},
     "quantization": {
         "errors",
+        "modules",
         "clock",
         "algebra",
         "contract",

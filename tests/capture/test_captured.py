@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import dimorder
 from dimorder.capture.captured import capture
-from dimorder.capture.export import eval_mode
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.modules import eval_mode
 from dimorder.verification.relative_error import relative_error
 from tests.small_networks import Net
 from tests.zoo import perturb
@@ -295,6 +295,10 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
         Net(lambda m, x: (None, x.shape[1])), X, "no tensor in what the network returns: None, 6"
     ),
     "no elements": (Net(lambda m, x: x + 1), (2, 0, 5), "shape (2, 0, 5) has no elements"),
+    "a sparse tensor": (Net(lambda m, x: (x.to_sparse() * 2).to_dense()), X, "layout torch.sparse_coo"),
+    "a sparse constant": (
+        Net(lambda m, x: torch.sparse.mm(m.w, x), w=torch.diag(r(5)).to_sparse()), (5, 7), "layout torch.sparse"
+    ),
     "a branch on data": (
         Net(lambda m, x: x + 1 if x.sum() > 0 else x - 1), X, "torch.export of Net"
     ),

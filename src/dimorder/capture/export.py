@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -21,9 +21,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from dimorder.capture.equal_parts import EqualParts
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
-from dimorder.capture.state import unchanged
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
+from dimorder.modules import eval_mode, unchanged
 
 
 def export(
@@ -161,20 +161,6 @@ def holds(claim: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -
         claim.xreplace(dict(zip(symbols, map(sympy.Integer, point), strict=True))) == sympy.true
         for point in itertools.product(*sizes)
     )
-
-
-@contextmanager
-def eval_mode(model: Any) -> Iterator[None]:
-    """Put a module into eval mode, and restore each part's own mode afterwards; a program has only one."""
-    parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-    modes = [part.training for part in parts]
-    for part in parts:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in zip(parts, modes, strict=True):
-            part.training = mode
 
 
 def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

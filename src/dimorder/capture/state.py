@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -68,9 +68,13 @@ def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
 
 
 def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
-    """Return whether a tensor has elements of its own: a tensor of tensors (torchao's integers) has none."""
-    is_full = isinstance(tensor, torch.Tensor) and tensor.numel() > 0
-    return is_full and not is_traceable_wrapper_subclass(tensor)
+    """Return whether a tensor has elements of its own.
+
+    A sparse tensor has none, and neither has a tensor of tensors (torchao's integers).
+    """
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        return False
+    return tensor.numel() > 0 and not is_traceable_wrapper_subclass(tensor)
 
 
 def require_apart(program: ExportedProgram) -> None:
@@ -134,22 +138,3 @@ def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator
             for name, tensor in buffers.items():
                 owner, _, leaf = name.rpartition(".")
                 setattr(network.get_submodule(owner), leaf, tensor.copy_(before[name]))
-
-
-@contextmanager
-def unchanged(network: torch.nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
-    """Restore a network's buffers afterwards, all or those of these names.
-
-    A call writes some. torch.export may write small ones.
-    """
-    named = network.named_buffers()
-    chosen = (buffer for name, buffer in named if names is None or name in names)
-    plain = (buffer for buffer in chosen if type(buffer) is torch.Tensor)
-    before = [(buffer, buffer.detach().clone()) for buffer in plain]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)

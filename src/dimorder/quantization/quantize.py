@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 
 from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
-from dimorder.capture.state import unchanged
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
+from dimorder.modules import unchanged
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (

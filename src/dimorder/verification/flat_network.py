@@ -10,10 +10,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured
-from dimorder.capture.export import eval_mode
 from dimorder.capture.state import restored
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.pairs import real_views
+from dimorder.modules import eval_mode
 
 
 def takes_floats(exported: ExportedProgram) -> list[bool]:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.eager.channels_last import snapshot
-from dimorder.eager.inspection.inspection import ORDERS, evaluating, in_order
+from dimorder.eager.inspection.inspection import ORDERS, in_order
 from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
+from dimorder.modules import eval_mode, left_as_it_was
 
 ROUNDS = 11
 LEAST_SHARE = 0.02  # of the time: smaller regions are omitted
@@ -130,7 +132,7 @@ def compare(
     given = ((args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {}))
     parts = dict(_regions(model))
     times: dict[str, dict[str, list[float]]] = {order: defaultdict(list) for order in ORDERS}
-    with ExitStack() as stack:
+    with left_as_it_was(model, given), ExitStack() as stack:
         runs = {order: stack.enter_context(_prepare(model, given, order)) for order in ORDERS}
         for round_ in range(rounds + 1):
             for order in ORDERS if round_ % 2 else ORDERS[::-1]:
@@ -167,7 +169,7 @@ def _prepare(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], 
         put_back = snapshot(model)
         try:
             put_in_order()
-            with evaluating(model):
+            with eval_mode(model), torch.no_grad():
                 start = time.perf_counter()
                 model(*args, **kwargs)
                 synchronize(pytree.tree_leaves(given))

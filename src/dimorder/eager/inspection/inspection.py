@@ -23,6 +23,7 @@ from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, Findin
 from dimorder.eager.inspection.trace import record_calls
 from dimorder.eager.inspection.traced import TracedCall
 from dimorder.errors import DimorderError, UsageError
+from dimorder.modules import eval_mode, left_as_it_was
 from dimorder.text import notebook_html, shape_text
 
 ORDERS = ("channels_last", "contiguous")
@@ -172,8 +173,8 @@ def inspect(
 ) -> Inspection:
     """Run a model for real, and report each place at which the order of its values changed.
 
-    It runs twice in eval mode, without gradients, and is restored afterwards. Inputs of 3 dims are images
-    only to a model with 1-D convolutions.
+    It runs twice in eval mode, without gradients. Its buffers, its weights and the inputs are restored
+    afterwards. Inputs of 3 dims are images only to a model with 1-D convolutions.
 
     Args:
         model: the network.
@@ -210,6 +211,7 @@ def inspect(
 def in_order(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
     """Yield the inputs in an order; meanwhile the weights have it too, in eval mode without gradients."""
     of_rank = DimOrder.contiguous if order == "contiguous" else DimOrder.channels_last
+    own = inputs
     if order is not None:
         ranks = {2 + len(m.kernel_size) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
         image_ranks = {4, 5} | ranks
@@ -218,21 +220,9 @@ def in_order(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
             lambda x: convert(x, of_rank(x.dim())) if x.dim() in image_ranks and x.is_floating_point() else x,
             inputs,
         )
-    with evaluating(model), nullcontext() if order is None else weights_in_order(model, of_rank):
+    weights = nullcontext() if order is None else weights_in_order(model, of_rank)
+    with left_as_it_was(model, own), eval_mode(model), torch.no_grad(), weights:
         yield inputs
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode, without gradients, while the block runs."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def format_group(number: int, place: FindingGroup, colour: bool = False) -> Iterator[str]:

@@ -1,0 +1,77 @@
+"""Run a module and leave it as it was: the mode of each part, its buffers, and the tensors of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Put a module into eval mode, and restore each part's own mode afterwards; a program has only one."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+
+
+@contextmanager
+def unchanged(network: nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
+    """Restore a network's buffers afterwards, all or those of these names.
+
+    A call writes some, or puts others in their place. torch.export may write small ones.
+    """
+    buffers = [
+        (part, key, buffer)
+        for path, part in network.named_modules()
+        for key, buffer in part._buffers.items()
+        if names is None or f"{path}.{key}".lstrip(".") in names
+    ]
+    try:
+        with unwritten(buffer for _, _, buffer in buffers):
+            yield
+    finally:
+        for part, key, buffer in buffers:
+            if getattr(part, key, None) is not buffer:
+                setattr(part, key, buffer)
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module, inputs: Any) -> Iterator[None]:
+    """Restore a network's buffers and the tensors of its inputs afterwards."""
+    with unchanged(model), unwritten(pytree.tree_leaves(inputs)):
+        yield
+
+
+@contextmanager
+def unwritten(tensors: Iterable[Any]) -> Iterator[None]:
+    """Restore the values of tensors afterwards; what is not a plain tensor with memory is left alone."""
+    plain = {id(tensor): tensor for tensor in tensors if _is_writable(tensor)}.values()
+    before = [(tensor, tensor.detach().clone()) for tensor in plain]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def _is_writable(tensor: Any) -> bool:
+    """Return whether a tensor has memory of its own that can be compared and written.
+
+    Sparse and nested tensors cannot be compared, and expanded ones cannot be written.
+    """
+    if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        return False
+    return all(size < 2 or stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,0 +1,84 @@
+"""Test that a module which was run is left as it was: modes, buffers, and the tensors of the call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.eager.inspection.compare import compare
+from dimorder.modules import left_as_it_was, unchanged
+
+
+class Writes(nn.Module):
+    """Writes one buffer in place, puts another in a buffer's place, and writes its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 2)
+        self.register_buffer("calls", torch.full((1,), 5.0))
+        self.register_buffer("last", torch.full((2,), 3.0))
+        self.register_buffer("cache", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = self.last * 2
+        self.cache = x.clone()
+        return self.conv(x.mul_(2)) + self.calls
+
+
+def _assert_left(model: Writes, buffers: list[Tensor], x: Tensor, given: Tensor) -> None:
+    assert model.calls is buffers[0] and model.last is buffers[1] and model.cache is None
+    assert model.calls.item() == 5 and model.last.tolist() == [3, 3]
+    assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("order", ["channels_last", "contiguous", None])
+def test_an_inspected_network_keeps_its_buffers_and_the_caller_the_input(order: str | None) -> None:
+    model, x = Writes(), torch.randn(2, 3, 5, 7)
+    buffers, given = [model.calls, model.last], x.clone()
+    dimorder.inspect(model, x, order=order)
+    _assert_left(model, buffers, x, given)
+
+
+def test_a_compared_network_does_so_too() -> None:
+    model, x = Writes(), torch.randn(2, 3, 5, 7)
+    buffers, given = [model.calls, model.last], x.clone()
+    compare(model, x, rounds=3)
+    _assert_left(model, buffers, x, given)
+
+
+def test_a_network_that_fails_does_so_too() -> None:
+    model, x = Writes(), torch.randn(2, 3, 5, 7)
+    buffers, given = [model.calls, model.last], x.clone()
+    with pytest.raises(ZeroDivisionError), left_as_it_was(model, {"x": [x]}):
+        model(x)
+        raise ZeroDivisionError
+    _assert_left(model, buffers, x, given)
+
+
+def test_of_the_buffers_only_those_named_are_restored() -> None:
+    model = nn.Sequential(Writes())
+    with unchanged(model, ["0.calls"]):
+        model(torch.randn(2, 3, 5, 7))
+    assert model[0].calls.item() == 5 and model[0].last.tolist() == [6, 6]
+
+
+class Keeps(nn.Module):
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("kept", buffer)
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "expanded"])
+def test_a_buffer_that_cannot_be_compared_or_written_stops_no_network(kind: str) -> None:
+    sparse = torch.diag(torch.tensor([2.0, 3.0])).to_sparse()
+    model = Keeps(sparse if kind == "sparse" else torch.tensor([[torch.nan], [2.0]]).expand(2, 5))
+    buffer, x = model.kept, torch.randn(2, 3)
+    torch.testing.assert_close(dimorder.lower(model, (x,))(x), model(x))
+    assert dimorder.inspect(model, x).keeps and model.kept is buffer
