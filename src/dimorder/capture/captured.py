@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.capture.export import example_leaves, export, refuse_meta
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
-from dimorder.capture.refusals import no_normal_form, writes_no_buffer
+from dimorder.capture.refusals import no_normal_form, refuse_sparse, writes_no_buffer
 from dimorder.capture.state import StateBuffer, left_in_state, with_one_name
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import COND, branches
@@ -176,6 +176,7 @@ def capture(
     refuse_meta("the arguments", args, kwargs)
     exported = with_one_name(export(model, args, kwargs))
     refuse_meta("the network", exported.state_dict, exported.constants)
+    refuse_sparse(exported)
     try:
         plain = run_passes(EXPORTED_PASSES, exported)
     except RuntimeError as error:

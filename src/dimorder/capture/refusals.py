@@ -121,6 +121,20 @@ def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
     return None
 
 
+def refuse_sparse(program: ExportedProgram) -> None:
+    """Refuse a program that computes on sparse or nested tensors, unless it does so on constants alone."""
+    computed = set[torch.fx.Node]()
+    for node in program.graph.nodes:
+        if node.name in program.graph_signature.user_inputs or not computed.isdisjoint(node.all_input_nodes):
+            computed.add(node)
+            values = tensors_in([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+            odd = next((value.layout for value in values if value.layout != torch.strided), None)
+            if odd is not None:
+                raise UnsupportedError(
+                    operator_at(node), f"a tensor of layout {odd}", "compute with x.to_dense()"
+                )
+
+
 def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
     """Return the error for a write to a plain attribute, if that is torch's error; else None."""
     match = re.match(r"Constant (\S+) is mutated", str(error))

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.export import arguments, export, is_narrowed
-from dimorder.capture.refusals import refuse_choices_by_data
+from dimorder.capture.refusals import refuse_choices_by_data, refuse_sparse
 from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError, UsageError
@@ -64,6 +64,7 @@ def export_symbolic(
     if is_narrowed(exported) and isinstance(model, torch.nn.Module):
         exported = _exported_larger(model, args, kwargs or {}, dynamic_shapes) or exported
     refuse_choices_by_data(exported)
+    refuse_sparse(exported)
     if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
         exported = exported.run_decompositions({})
     call = (args, kwargs or {}) if args or kwargs else exported.example_inputs
