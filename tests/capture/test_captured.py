@@ -297,7 +297,7 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
     "no elements": (Net(lambda m, x: x + 1), (2, 0, 5), "shape (2, 0, 5) has no elements"),
     "a sparse tensor": (Net(lambda m, x: (x.to_sparse() * 2).to_dense()), X, "layout torch.sparse_coo"),
     "a sparse constant": (
-        Net(lambda m, x: torch.sparse.mm(m.w, x), w=torch.diag(r(5)).to_sparse()), (5, 7), "layout torch.sparse"
+        Net(lambda m, x: torch.sparse.mm(m.w, x), w=torch.diag(r(5)).to_sparse()), (5, 7), "torch.sparse_coo"
     ),
     "a branch on data": (
         Net(lambda m, x: x + 1 if x.sum() > 0 else x - 1), X, "torch.export of Net"
