@@ -202,7 +202,8 @@ def inspect(
         model_us = (time.perf_counter() - start) * 1e6
         with record_calls(model, (args, keywords)) as calls:
             model(*args, **keywords)
-    shapes = tuple(tuple(x.shape) for x in pytree.tree_leaves((args, keywords)) if isinstance(x, Tensor))
+    tensors = [x for x in pytree.tree_leaves((args, keywords)) if isinstance(x, Tensor)]
+    shapes = tuple(tuple(x.shape) for x in tensors if not x.is_nested)
     findings = judge(calls, _KINDS[order])
     return Inspection(type(model).__name__, order, shapes, findings, tuple(calls), model_us)
 
@@ -215,11 +216,12 @@ def in_order(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
     if order is not None:
         ranks = {2 + len(m.kernel_size) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
         image_ranks = {4, 5} | ranks
-        inputs = pytree.tree_map_only(
-            Tensor,
-            lambda x: convert(x, of_rank(x.dim())) if x.dim() in image_ranks and x.is_floating_point() else x,
-            inputs,
-        )
+
+        def in_its_order(x: Tensor) -> Tensor:
+            is_image = x.dim() in image_ranks and x.is_floating_point() and x.layout == torch.strided
+            return convert(x, of_rank(x.dim())) if is_image and not x.is_nested else x
+
+        inputs = pytree.tree_map_only(Tensor, in_its_order, inputs)
     weights = nullcontext() if order is None else weights_in_order(model, of_rank)
     with left_as_it_was(model, own), eval_mode(model), torch.no_grad(), weights:
         yield inputs

@@ -10,16 +10,21 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, FrameType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dimorder.eager.inspection.traced import Copy, TracedCall, TracedValue
@@ -62,6 +67,7 @@ def record_calls(model: nn.Module, inputs: Any) -> Iterator[list[TracedCall]]:
         for name, module in model.named_modules():
             for handle in _follow(module, name, path):
                 stack.callback(handle.remove)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_Operators(calls, known, path))
         yield calls
 
@@ -82,7 +88,16 @@ def _follow(module: nn.Module, name: str, path: list[str]) -> Iterator[Any]:
 
 
 class _Operators(TorchDispatchMode):
-    """A mode that records outermost operators, and steps into each to see the copies that it makes."""
+    """A mode that records outermost operators, and steps into each to see the copies that it makes.
+
+    A tensor of tensors writes its operators in those of its parts, which are recorded.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and this answer makes a call faster
 
     def __init__(self, calls: list[TracedCall], known: WeakIdKeyDictionary, path: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,19 +105,22 @@ class _Operators(TorchDispatchMode):
         self.inside: _Inside | None = None
         self.copying_nothing: set[Any] = set()  # the signatures of calls in which no copy was found
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and this answer halves the time of a call
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
+        if isinstance(func, HigherOrderOperator):
+            return func(*pytree.tree_map_only(_BODIES, self._watched, args), **kwargs)
         if self.inside is not None:
             return self.inside.step(self, func, args, kwargs)
         tensors = _tensors((args, kwargs))
         operands = tuple(_value(x, x in self.known) for x in tensors)
         kernel = _kernel(func)
+        if kernel.is_composite and _takes_plain_tensors(kernel, args, kwargs):
+            with self:
+                return func.decompose(*args, **kwargs)
         self.inside = _Inside(operands)
         start = time.perf_counter()
         try:
@@ -133,6 +151,18 @@ class _Operators(TorchDispatchMode):
         )
         return result
 
+    def _watched(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a part of control flow as a function that this mode records."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return body(*args, **kwargs)
+
+        return run
+
+
+_BODIES = (FunctionType, MethodType, functools.partial, nn.Module)
+
 
 class _Inside:
     """The events inside one operator."""
@@ -149,9 +179,11 @@ class _Inside:
         result = func(*args, **kwargs)
         synchronize([result])
         time_us = (time.perf_counter() - start) * 1e6
-        before = _value(args[1] if kernel.name == "aten.copy_" else args[0], True)
-        after = _value(result, True)
-        if before.storage != after.storage:
+        source = args[1] if kernel.name == "aten.copy_" else args[0]
+        if not (_is_readable(source) and _is_readable(result)):
+            return result
+        before, after = _value(source, True), _value(result, True)
+        if before.storage != after.storage and before.shape:  # a number has no order
             places = [x.address for x in self.operands]
             operand = places.index(before.address) if before.address in places else None
             self.copies.append(Copy(kernel.name, before, after, operand, time_us))
@@ -160,32 +192,63 @@ class _Inside:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """How an operator is called; `tensors` says which of its arguments are single tensors."""
+    """How an operator is called.
+
+    `is_composite` says that it is written in other operators. It comes whole where torch is below autograd,
+    as in the branches of torch.cond.
+
+    `tensors` says which of its arguments are single tensors. `has_layout` says that an argument decides
+    whether the result is dense, and thereby which kernel runs. `passed_over` are the keys of a tensor
+    without a kernel of their own.
+    """
 
     name: str
     copies: bool
     is_view: bool
+    is_composite: bool
     tensors: tuple[bool, ...]
+    has_layout: bool
+    passed_over: tuple[Any, ...]
 
 
 @functools.lru_cache(maxsize=4096)
 def _kernel(func: Any) -> _Kernel:
     name = str(func._schema.name).replace("::", ".")
     tensors = tuple(isinstance(argument.type, torch.TensorType) for argument in func._schema.arguments)
-    return _Kernel(name, name in COPIES, func.is_view and name not in _MAY_COPY, tensors)
+    has_layout = any(argument.name == "layout" for argument in func._schema.arguments)
+    passed_over = tuple(
+        key
+        for key in _LAZY
+        if _has_kernel(func, key)
+        and torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(func.name(), key)
+    )
+    is_view = func.is_view and name not in _MAY_COPY
+    is_composite = _has_kernel(func, torch._C.DispatchKey.CompositeImplicitAutograd)
+    return _Kernel(name, name in COPIES, is_view, is_composite, tensors, has_layout, passed_over)
+
+
+def _has_kernel(func: Any, key: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+# Tensors that are conjugated or negated when they are read.
+_LAZY = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
 
 
 def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Run an operator's own kernel with the mode on, so that the kernel's own calls are seen.
 
     A view is not stepped into. Neither is a call whose sizes, strides and numbers copied nothing before,
-    since the copies of a kernel follow from these. A grouped convolution makes thousands of calls.
+    since the copies of a kernel follow from these. A grouped convolution makes thousands of calls. A call is
+    passed on untouched if its kernel depends on more than plain tensors.
     """
     # (detach, under a mode, calls itself.)
     if kernel.is_view:
         return func(*args, **kwargs)
+    if args and kernel.tensors[:1] == (True,) and isinstance(args[0], _NUMBERS):
+        args = _without_numbers(kernel, args, kwargs)  # no operator takes a number first
     signature = func, *map(_signature, args), *(_signature(pair) for pair in kwargs.items())
-    if signature in mode.copying_nothing:
+    if signature in mode.copying_nothing or not _takes_plain_tensors(kernel, args, kwargs):
         return func(*args, **kwargs)
     copies = mode.inside.copies if mode.inside else []
     count = len(copies)
@@ -195,10 +258,16 @@ def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: 
     return result
 
 
+def _takes_plain_tensors(kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call reads plain tensors alone, and thus runs the kernel of their keys."""
+    tensors = _all_tensors((args, kwargs))
+    return bool(tensors) and not kernel.has_layout and all(map(_is_readable, tensors))
+
+
 def _signature(value: Any) -> Any:
     """Return what decides a kernel's path: a tensor's sizes, strides and type, or the argument itself."""
     if isinstance(value, Tensor):
-        if value.layout != torch.strided:
+        if not _is_readable(value):
             return object()  # equal to nothing
         return value.shape, value.stride(), value.dtype, value.device, value.is_conj(), value.is_neg()
     if isinstance(value, (list, tuple)):
@@ -207,23 +276,42 @@ def _signature(value: Any) -> Any:
 
 
 def _redispatched(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    args = _without_numbers(kernel, args, kwargs)
     tensors = [x for x in args if isinstance(x, Tensor)] or _all_tensors((args, kwargs))
-    if not tensors:
-        return func(*args, **kwargs)
-    # Numbers that C++ passes as tensors come to Python as numbers, which a kernel does not take.
-    args = [
-        _scalar(value, tensors[0].dtype) if is_tensor and isinstance(value, (int, float, complex)) else value
-        for value, is_tensor in zip(args, kernel.tensors, strict=False)
-    ]
     keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
-    keys = (keys & torch._C._after_autograd_keyset).remove(torch._C.DispatchKey.ADInplaceOrView)
+    keys = keys & torch._C._after_autograd_keyset
+    for key in (torch._C.DispatchKey.ADInplaceOrView, *kernel.passed_over):
+        keys = keys.remove(key)
     with mode:
         return func.redispatch(keys, *args, **kwargs)
 
 
-def _scalar(number: complex, beside: torch.dtype) -> Tensor:
-    """Return a tensor without dims that promotes beside a dtype as the number does."""
-    return torch.tensor(number, dtype=torch.result_type(torch.empty(0, dtype=beside), number))
+def _without_numbers(kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return arguments with tensors for numbers that C++ passed as tensors, which a kernel does not take."""
+    tensors = [x for x in args if isinstance(x, Tensor)] or _all_tensors((args, kwargs))
+    if not tensors:
+        return list(args)
+    return [
+        _scalar(value, tensors) if is_tensor and isinstance(value, _NUMBERS) else value
+        for value, is_tensor in zip(args, kernel.tensors, strict=False)
+    ]
+
+
+def _scalar(number: complex, beside: Sequence[Tensor]) -> Tensor:
+    """Return a tensor without dims that promotes beside others as the number does, with its value if it can.
+
+    Beside dims of its own kind, the widest type promotes nothing.
+    """
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in beside))
+    promoted = torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), number)
+    wide = promoted == dtype and all(x.dim() for x in beside)
+    return torch.tensor(number, dtype=_WIDEST[type(number)] if wide else promoted, device="cpu")
+
+
+_NUMBERS = (int, float, complex)
+_WIDEST = MappingProxyType(
+    {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+)
 
 
 def _all_tensors(tree: Any) -> list[Tensor]:
@@ -231,7 +319,12 @@ def _all_tensors(tree: Any) -> list[Tensor]:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in _all_tensors(tree) if leaf.layout == torch.strided]
+    return list(filter(_is_readable, _all_tensors(tree)))
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Return whether a tensor has one size and one stride per dim, and memory."""
+    return x.layout == torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
 
 
 def _value(x: Tensor, known: bool) -> TracedValue:
