@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import re
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.layout import Layout
@@ -325,3 +328,44 @@ def test_collate_keeps_it_across_workers():
     for number, batch in enumerate(loader):
         assert is_channels_last(batch)
         assert torch.equal(batch, torch.stack(pixels[2 * number : 2 * number + 2]))
+
+
+def test_collate_keeps_the_order_of_crops():
+    crops = [torch.randn(9, 11, 3).permute(2, 0, 1)[:, 2:7, 3:10] for _ in range(2)]
+    batch = collate([{"image": crop} for crop in crops])["image"]
+    assert is_channels_last(batch) and torch.equal(batch, torch.stack(crops))
+
+
+class Sample:
+    """A type that torch learns to collate after dimorder was imported."""
+
+
+def test_collate_knows_what_default_collate_knows(monkeypatch):
+    with pytest.raises(TypeError, match="Sample"):
+        collate([Sample(), Sample()])
+    monkeypatch.setitem(default_collate_fn_map, Sample, lambda batch, *, collate_fn_map: len(batch))
+    assert collate([Sample(), Sample()]) == 2
+
+
+def _pixels(height):
+    return torch.zeros(height, 7, 3).permute(2, 0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["other sizes", "a number", "sparse", "nested"])
+def test_collate_refuses_what_default_collate_refuses(kind):
+    batch = {
+        "other sizes": lambda: [_pixels(5), _pixels(6)],
+        "a number": lambda: [_pixels(5), 3],
+        "sparse": lambda: [_pixels(5).to_sparse()] * 2,
+        "nested": lambda: [torch.nested.nested_tensor([_pixels(5), _pixels(6)])] * 2,
+    }[kind]()
+    with pytest.raises((RuntimeError, TypeError)) as expected:
+        default_collate(batch)
+    with pytest.raises(expected.type, match=f"^{re.escape(str(expected.value))}$"):
+        collate(batch)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_not_channels_last():
+    assert not is_channels_last(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))

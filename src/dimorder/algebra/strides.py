@@ -54,6 +54,24 @@ def read(shape: Sequence[int], strides: Sequence[int]) -> DimOrder | NotDense:
     return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
 
 
+def order_with_gaps(shape: Sequence[int], strides: Sequence[int]) -> DimOrder | None:
+    """Return the order of the dims in memory, without regard to gaps; None if elements overlap.
+
+    >>> order_with_gaps((2, 3, 5, 7), (210, 1, 42, 6)), order_with_gaps((2, 3), (1, 1))
+    (DimOrder(0, 2, 3, 1), None)
+    """
+    if 0 in shape:
+        return DimOrder.contiguous(len(shape))
+    step = 1
+    inner_first = sorted((d for d, n in enumerate(shape) if n != 1), key=lambda d: (strides[d], -d))
+    for dim in inner_first:
+        if strides[dim] < step:
+            return None
+        step = strides[dim] * shape[dim]
+    ones = (dim for dim, size in enumerate(shape) if size == 1)
+    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
+
+
 def _why(dim: int, inner: int | None, shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> str:
     """Return why `dim` is not `step` elements apart; `inner` is the next faster dim, if there is one."""
     stride = strides[dim]

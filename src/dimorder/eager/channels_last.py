@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data._utils.collate import collate as _collate
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.algebra.strides import read
+from dimorder.algebra.strides import order_with_gaps, read
 from dimorder.eager.conversion import convert
 from dimorder.eager.lifting import lift, set_class, unlift
 from dimorder.errors import UsageError
@@ -110,7 +111,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     >>> is_channels_last(x), is_channels_last(x[:, :3]), is_channels_last(torch.zeros(2, 1, 5, 7))
     (True, False, True)
     """
-    if tensor.dim() not in RANKS or tensor.layout != torch.strided:
+    if tensor.dim() not in RANKS or tensor.layout != torch.strided or tensor.is_nested:
         return False
     order = read(tuple(tensor.shape), tensor.stride())
     last = DimOrder.channels_last(tensor.dim())
@@ -153,23 +154,25 @@ def collate(batch: Sequence[Any]) -> Any:
     >>> collate([pixels, pixels]).stride()
     (105, 1, 21, 3)
     """
-    return _collate(batch, collate_fn_map=_COLLATE)
+    return _collate(batch, collate_fn_map={**default_collate_fn_map, Tensor: _stack})
 
 
-def _stack(batch: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
-    order, *others = (read(tuple(x.shape), x.stride()) if x.layout == torch.strided else None for x in batch)
-    if not isinstance(order, DimOrder) or any(other != order for other in others):
-        return _collate_stack(batch, collate_fn_map)
-    stacked = _collate_stack([x.permute(order.dims) for x in batch], collate_fn_map)
-    return stacked.permute(0, *(dim + 1 for dim in order.inverse))
+def _stack(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Tensor:
+    stack: Callable[..., Tensor] = partial(default_collate_fn_map[Tensor], collate_fn_map=collate_fn_map)
+    order = _common_order(batch)
+    if order is None:
+        return stack(batch)
+    return stack([x.permute(order.dims) for x in batch]).permute(0, *(dim + 1 for dim in order.inverse))
 
 
-def _collate_stack(batch: Sequence[Tensor], collate_fn_map: Any) -> Tensor:
-    stacked: Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    return stacked
-
-
-_COLLATE = {**default_collate_fn_map, Tensor: _stack}
+def _common_order(batch: Sequence[Any]) -> DimOrder | None:
+    """Return the order of all samples, without regard to gaps; None if there is none, or a sample differs."""
+    if not all(isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested for x in batch):
+        return None
+    if len({x.shape for x in batch}) > 1:
+        return None
+    orders = {order_with_gaps(x.shape, x.stride()) for x in batch}
+    return orders.pop() if len(orders) == 1 else None
 
 
 def _check_rank(rank: int) -> None:

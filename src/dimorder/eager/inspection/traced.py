@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.algebra.strides import NotDense, read
+from dimorder.algebra.strides import NotDense, order_with_gaps, read
 
 Kind = Literal["channels-last", "row-major", "ambiguous", "permuted", "overlapping"]
 
@@ -96,19 +96,6 @@ class TracedCall:
     time_us: float
 
 
-def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> DimOrder | None:
-    if 0 in shape:
-        return DimOrder.contiguous(len(shape))
-    step = 1
-    inner_first = sorted((d for d, n in enumerate(shape) if n != 1), key=lambda d: (strides[d], -d))
-    for dim in inner_first:
-        if strides[dim] < step:
-            return None
-        step = strides[dim] * shape[dim]
-    ones = (dim for dim, size in enumerate(shape) if size == 1)
-    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
-
-
 @dataclass(frozen=True)
 class _Placement:
     """How a tensor lies in memory.
@@ -125,7 +112,7 @@ class _Placement:
 
 @functools.lru_cache(maxsize=4096)
 def _placement(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Placement:
-    is_dense, order = not isinstance(read(shape, strides), NotDense), _order(shape, strides)
+    is_dense, order = not isinstance(read(shape, strides), NotDense), order_with_gaps(shape, strides)
     if order is None:
         return _Placement(None, is_dense, "overlapping", "overlapping")
     first, last = DimOrder.contiguous(len(shape)), DimOrder.channels_last(len(shape))
