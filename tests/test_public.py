@@ -134,6 +134,8 @@ def test_a_lowered_network_and_a_loaded_program_are_called_alike(both: Any, posi
 def test_they_refuse_alike(both: Any) -> None:
     *programs, given = both
     for program in programs:
+        with pytest.raises(dimorder.DimorderError, match=r"a tensor on meta.*runs on cpu"):
+            program(*(tensor.to("meta") for tensor in given.values()))
         with pytest.raises(dimorder.DimorderError, match="NHWC"):
             program(*given.values(), on_mismatch="error")
         with pytest.raises(UsageError):

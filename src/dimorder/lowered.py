@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from dimorder.text import notebook_html
 from dimorder.verification.verify import Run, Verified
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lowered:
     """A lowered network: its plan, its contract, its physical program, and the target's artifact.
 
@@ -70,7 +70,7 @@ class Lowered:
     verified: Verified
     constant_bytes_added: int
     target: Target
-    seconds: Mapping[str, float] = field(compare=False)
+    seconds: Mapping[str, float]
     specializations: tuple[Sequence[ExportedProgram], SizeTable] | None = None
 
     @property
@@ -172,6 +172,16 @@ class Lowered:
         ]
         return merge_programs([decompose(each) for each in folded], sizes)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
+        """Return a program of the same parts, which no call changes; it has the state before the first call.
+
+        >>> import copy
+        >>> from dimorder.api import lower
+        >>> copy.deepcopy(lower(torch.nn.ReLU(), (torch.ones(2),)))(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+        """
+        return replace(self)
+
     def __repr__(self) -> str:
         return f"{self._summary}\n{self.plan}"
 
@@ -185,9 +195,10 @@ class Lowered:
         return f"Lowered for {self.plan.target}, {size}, {error}"
 
     def __call__(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Run the artifact like the network, guarded by the contract; a `Program` is called in the same way.
+        """Run the artifact like the network, guarded by the contract.
 
-        A network that writes buffers goes on where its last call ended, until `reset`.
+        A `Program` takes and returns the tensors alone, because a file has no dicts or named tuples. A
+        network that writes buffers goes on where its last call ended, until `reset`.
 
         Args:
             args: the network's positional arguments.
@@ -209,7 +220,9 @@ class Lowered:
         >>> torch.equal(lowered(x), x.relu()), torch.equal(lowered(input=x), x.relu())
         (True, True)
         """
-        guarded = check(self.contract, self._tensors(args, kwargs), on_mismatch)
+        devices = {x.device.type for x in self.program.examples if isinstance(x, torch.Tensor)}
+        device = devices.pop() if len(devices) == 1 else None
+        guarded = check(self.contract, self._tensors(args, kwargs), on_mismatch, device)
         raw = self._started(guarded.tensors) if self.program.state else self.artifact.run(guarded.tensors)
         outputs = restore(self.contract, raw, on_mismatch).tensors
         return self.program.result(outputs)

@@ -1,5 +1,6 @@
 """Our own .pte files, however fed: eager's result, or a refusal that names the input and both orders."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -142,3 +143,22 @@ def test_a_comparison_that_shows_little_says_so() -> None:
     assert dimorder.lower(network(3, 7), (x,)).verified.input_matters
     ids = torch.tensor([[1, 0, 4]])
     assert dimorder.lower(nn.Embedding(5, 7), (ids,)).verified.input_matters
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.full((1,), 4.0))
+
+    def forward(self, x):
+        self.count += 1
+        return x * self.count
+
+
+def test_a_copy_of_a_lowered_network_has_a_state_of_its_own():
+    lowered, x = dimorder.lower(Counter(), (numbers(2, 3),)), numbers(2, 3)
+    torch.testing.assert_close(lowered(x), x * 5)
+    copied = copy.deepcopy(lowered)
+    torch.testing.assert_close(copied(x), x * 5)
+    torch.testing.assert_close(lowered(x), x * 6)
+    assert {lowered: 1, copied: 2}[lowered] == 1
