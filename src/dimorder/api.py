@@ -304,7 +304,7 @@ def load(
         threads: the number of threads; the default is what the runtime chooses.
 
     Returns:
-        The program, called like the network that it was lowered from.
+        The program, called with the tensors of its contract.
 
     Raises:
         UsageError: if there is no such file, or if the number of threads cannot be chosen.

@@ -46,10 +46,12 @@ def bind_inputs(
 
 
 class Program:
-    """A loaded program, called like the network that it was lowered from; `dimorder.load` returns one.
+    """A loaded program, called with the tensors of its contract; `dimorder.load` returns one.
 
-    A `dimorder.Lowered` is called in the same way. If the contract has `state`, each call goes on where the
-    last call ended, until `reset`. No two programs share their state.
+    Inputs come in the contract's sequence or by its names, and outputs are tensors. The dicts and named
+    tuples of the network are not in the file: only a `dimorder.Lowered` takes and returns them. If the
+    contract has `state`, each call goes on where the last call ended, until `reset`. No two programs share
+    their state.
 
     Args:
         path: the file that was loaded.
