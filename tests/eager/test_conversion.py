@@ -16,10 +16,12 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.layout import Layout
 from dimorder.eager import conversion, transposition
-from dimorder.eager.conversion import convert
+from dimorder.eager.conversion import convert, unblock
 from dimorder.eager.inspection.inspection import inspect
 from dimorder.eager.transposition import WAYS, ChosenWay, Transposition, choose, fast_copy, ways
+from dimorder.errors import UsageError
 from tests.conftest import ROOT
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
@@ -259,3 +261,38 @@ def test_measuring_gives_such_a_table():
     assert set(table) == {"1", "2", "4", "8"}
     gains = [gain for cells in table.values() for ways_of in cells.values() for gain in ways_of.items()]
     assert all(way in ways() and gain >= transposition.LEAST_GAIN for way, gain in gains)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_it_is_traced_with_dynamic_sizes_too(mode):
+    graph = make_fx(lambda x: convert(x, "NHWC"), tracing_mode=mode)(torch.randn(2, 3, 4, 5))
+    x = torch.randn((3, 2, 6, 5) if mode == "symbolic" else (2, 3, 4, 5))
+    assert torch.equal(graph(x), x) and graph(x).stride() == convert(x, "NHWC").stride()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per")
+def test_what_has_no_strides_is_refused():
+    blocked = Layout.parse("nChw16c", 4)
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    sparse = torch.zeros(2, 3, 5, 7, 16).to_sparse()
+    for call, found in (
+        (lambda: convert(nested, "NLC"), "a nested tensor"),
+        (lambda: convert(nested, blocked), "a nested tensor"),
+        (lambda: unblock(sparse, blocked, (2, 35, 5, 7)), "layout torch.sparse_coo"),
+    ):
+        with pytest.raises(UsageError, match=found):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
+def test_integers_with_a_scale_per_channel_are_converted_or_refused():
+    def quantized(*shape):
+        scales, zeros = torch.arange(1.0, shape[1] + 1) / 8, torch.arange(shape[1])
+        return torch.quantize_per_channel(torch.randn(shape), scales, zeros, 1, torch.qint8)
+
+    x = quantized(2, 6, 5, 7)
+    last = convert(x, "NHWC")
+    assert last.stride() == (210, 1, 42, 6) and torch.equal(last.dequantize(), x.dequantize())
+    for each, order in ((x, "CHWN"), (x, Layout.parse("nChw16c", 4)), (quantized(2, 6, 1, 1), "NHWC")):
+        with pytest.raises(UsageError, match="integers of scheme"):
+            convert(each, order)

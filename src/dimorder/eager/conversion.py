@@ -33,25 +33,31 @@ def convert(tensor: Tensor, order: object) -> Tensor:
             `Layout`, the dense physical tensor, which `unblock` converts back.
 
     Raises:
-        UsageError: for an order of another rank, and for a tensor without strides (sparse, MKL-DNN).
+        UsageError: for an order of another rank, and for a tensor without strides (sparse, nested, MKL-DNN).
+            Also for integers that are quantised per channel, if torch cannot write their strides.
 
     >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
     (1, 70, 14, 2)
     >>> convert(torch.zeros(2, 35, 5, 7), Layout.parse("nChw16c", 4)).shape
     torch.Size([2, 3, 5, 7, 16])
     """
-    if tensor.layout != torch.strided:
-        raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
+    _require_strides(tensor, "a tensor to convert")
     if isinstance(order, Layout):
         return _block(tensor, order)
     if type(order).__hash__ is None:  # a list, for example
         order = tuple(order)  # type: ignore[arg-type]
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or tensor._has_symbolic_sizes_strides
+    ):
         return _convert_traced(tensor, DimOrder.parse(order, tensor.dim()))
     # This path leads to a copy of 80 µs, so everything that can be cached is cached.
     plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order, torch.get_num_threads())
     if plan is None:
         return tensor
+    if tensor.is_quantized:
+        _require_one_scale(tensor, plan)
     if plan.lies_right:
         return tensor.as_strided(tensor.shape, plan.strides)
     if plan.choice is not None and _is_plain(tensor):
@@ -74,12 +80,14 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
         The logical tensor.
 
     Raises:
-        UsageError: if the physical shape does not fit the layout and the logical shape.
+        UsageError: if the physical shape does not fit the layout and the logical shape, and for a tensor
+            without strides.
 
     >>> x, layout = torch.randn(2, 35, 5, 7), Layout.parse("nChw16c", 4)
     >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
     True
     """
+    _require_strides(physical, f"a physical tensor of {layout}")
     expected = layout.physical_shape(shape)
     if physical.shape != expected:
         raise UsageError(
@@ -91,7 +99,26 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
     return convert(padded[tuple(map(slice, shape))], order)
 
 
+def _require_strides(tensor: Tensor, where: str) -> None:
+    if tensor.layout != torch.strided:
+        raise UsageError(where, f"layout {tensor.layout}", "pass x.to_dense()")
+    if tensor.is_nested:
+        raise UsageError(where, "a nested tensor, whose parts have sizes of their own", "convert each part")
+
+
+def _require_one_scale(tensor: Tensor, plan: _Planned | None) -> None:
+    """Refuse integers with a scale per channel, unless torch itself writes their order."""
+    if tensor.qscheme() not in _PER_TENSOR and (plan is None or plan.lies_right or plan.format is None):
+        fix = "convert it before it is quantised, or pass x.int_repr()"
+        raise UsageError("a tensor to convert", f"integers of scheme {tensor.qscheme()}", fix)
+
+
+_PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+
+
 def _block(tensor: Tensor, layout: Layout) -> Tensor:
+    if tensor.is_quantized:
+        _require_one_scale(tensor, None)
     shape = tuple(tensor.shape)
     pads = [end - size for size, end in zip(shape, layout.padded_shape(shape), strict=True)]
     if any(pads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -35,6 +36,8 @@ def test_a_failure_names_the_places():
     assert text.startswith("Sequential in channels-last\n  found: 3 places")
     assert "lost  aten._softmax by softmax" in text and "allow=[" in text
     assert len(caught.value.inspection.of("lost")) == 1
+    copied = pickle.loads(pickle.dumps(caught.value))  # as it passes between processes
+    assert str(copied) == text and copied.inspection == caught.value.inspection
 
 
 @pytest.mark.parametrize(

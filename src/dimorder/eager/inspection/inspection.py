@@ -270,6 +270,9 @@ class OrderError(DimorderError, AssertionError):
         self.inspection = inspection
         self.places = tuple(places)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.inspection, self.places)
+
     def __str__(self) -> str:
         shown = [
             line for number, place in enumerate(self.places[:SHOWN]) for line in format_group(number, place)
