@@ -349,6 +349,12 @@ def test_what_has_no_data_is_refused_and_what_to_do_is_said(device: str) -> None
     assert ("torch.randn" if device == "an input" else "to_empty(device='cpu')") in caught.value.fix
 
 
+def test_the_meta_device_as_the_default_is_refused() -> None:
+    x = r(2, 3)
+    with torch.device("meta"), pytest.raises(UsageError, match="default device"):
+        capture(nn.ReLU(), (x,))
+
+
 def test_one_tensor_given_twice_is_two_inputs() -> None:
     """torch 2.13 exports `x - y` as `y - y` where one tensor is given for both."""
     x = r(2, 3)

@@ -217,6 +217,9 @@ def _fits(leaf: Any, own: torch.Tensor) -> bool:
 
 def refuse_meta(where: str, *trees: Any) -> None:
     """Refuse tensors on the meta device: they have no numbers that could be compared."""
+    if torch.get_default_device().type == "meta":
+        found = "the meta device, on which the network's inputs would be drawn"
+        raise UsageError("torch's default device", found, 'lower outside of torch.device("meta")')
     leaves, _ = pytree.tree_flatten_with_path(trees)
     empty = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_meta]
     if empty:
