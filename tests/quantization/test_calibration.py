@@ -44,6 +44,24 @@ def test_examples_are_tensors_tuples_or_dicts() -> None:
     assert alone.args[0].sum() == 105
 
 
+@pytest.mark.parametrize(
+    "one", [torch.randn(4, 3, 5, 7), {"input": torch.randn(1, 3, 5, 7)}, np.ones((4, 3)), 5]
+)
+def test_one_example_is_no_list_of_examples(one: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"calibration\n.*one \w+, and no list.*\n.*give a list of examples: \[x\]"
+    ):
+        dimorder.quantize(nn.Conv2d(3, 4, 3), one)
+
+
+def test_each_example_has_tensors() -> None:
+    examples = [torch.randn(1, 3, 5, 7), np.ones((1, 3, 5, 7), np.float32)]
+    with pytest.raises(
+        UsageError, match="example 1 of the calibration\n  found: 0 tensors, where the network takes 1"
+    ):
+        dimorder.quantize(nn.Conv2d(3, 4, 3), examples)
+
+
 def test_a_loader_over_a_dataset_without_a_length_is_a_calibration() -> None:
     loader = DataLoader(Stream(), batch_size=1)
     assert count_examples(loader) is None

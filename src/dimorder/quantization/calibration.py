@@ -63,13 +63,34 @@ def count_examples(calibration: object) -> int | None:
         return None
 
 
+def require_examples(calibration: object) -> None:
+    """Refuse one example, or what holds none: the rows of a tensor would be taken for examples.
+
+    Raises:
+        UsageError: if `calibration` is no path and no iterable of examples.
+    """
+    if calibration is None or isinstance(calibration, (str, os.PathLike)):
+        return
+    is_one = isinstance(calibration, (torch.Tensor, Mapping)) or hasattr(calibration, "__array__")
+    if is_one or not isinstance(calibration, Iterable):
+        found = f"one {type(calibration).__name__}, and no list of examples"
+        raise UsageError("calibration", found, "give a list of examples: [x]")
+
+
 def no_example(where: str) -> UsageError:
     return UsageError(where, "no example", "give some inputs of the kind that the network will get")
 
 
 def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None:
     leaves = arguments(exported, call.args, call.kwargs)
-    for spec, found in zip(tensor_specs(exported), filter(torch.is_tensor, leaves), strict=False):
+    specs, tensors = tensor_specs(exported), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) != len(specs):
+        raise UsageError(
+            f"example {index} of the calibration",
+            f"{len(tensors)} tensors, where the network takes {len(specs)}",
+            "give tensors, such as torch.as_tensor(x)",
+        )
+    for spec, found in zip(specs, tensors, strict=True):
         if (tuple(found.shape), found.dtype) != (spec.shape, getattr(torch, spec.dtype)):
             raise UsageError(
                 f"example {index} of the calibration, input {spec.name!r}",

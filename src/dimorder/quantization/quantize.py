@@ -29,6 +29,7 @@ from dimorder.quantization.calibration import (
     calls,
     count_examples,
     no_example,
+    require_examples,
 )
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.reading import Normalization
@@ -118,6 +119,7 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     recipe, chosen = _recipe(recipe, find(target))
+    require_examples(calibration)
     whole = calibration  # the first example may be taken from an iterator below
     if calibration is None:
         if not chosen.dynamic:
