@@ -30,6 +30,8 @@ def family() -> str:
 
 def require_threads(count: int) -> None:
     """Raise `UsageError` if there are no threads to run with."""
+    if not isinstance(count, int):
+        raise UsageError(f"{count!r} threads", "a count that is not an int", "say 1 or more")
     if count < 1:
         raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
 

@@ -228,7 +228,8 @@ class Named(nn.Module):
     ("call", "text"),
     [
         (((torch.randn(X),), {}), "give 0 by position, by name a, b"),
-        (((), {"a": torch.randn(5, 7), "c": {}}), "another structure than the network was exported with"),
+        (((), {"a": torch.randn(5, 7), "c": {}}), "found: 0 by position, by name a, c"),
+        (((), {"a": torch.randn(5, 7), "b": {}}), "another structure than the network was exported with"),
         (
             ((), {"a": torch.randn(2, 7), "b": {"u": torch.randn(5, 7), "v": torch.randn(5, 7)}}),
             "(2, 7), where the program was exported for (5, 7) of torch.float32",

@@ -15,7 +15,7 @@ from torch._higher_order_ops import scan, while_loop
 
 import dimorder
 from dimorder.capture.captured import capture
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 
 
 class Nonzero(nn.Module):
@@ -147,7 +147,7 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
     Asserts: (
         "torch.export of {name} ({line})",
         "AssertionError: raise AssertionError # here",
-        "make the module exportable, and check --input shapes",
+        "make the module exportable, and check the shapes of the example inputs",
     ),
     WritesItsInput: ("user input x ({line})", "the program writes to it", KEEP),
     WritesItsWeight: ("parameter weight ({line})", "the program writes to it", KEEP),
@@ -174,6 +174,59 @@ def test_a_number_that_is_read_out_of_a_tensor_is_refused_with_dynamic_sizes_too
     sizes = ({0: torch.export.Dim("N", min=2, max=6)},)
     with pytest.raises(UnsupportedError, match="found: a number that is read out of a tensor"):
         dimorder.plan(Checks(), (torch.rand(3, 5),), dynamic_shapes=sizes)
+
+
+class Weighs(nn.Module):
+    def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
+        return x * mask
+
+
+ROW = torch.linspace(-1, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "found", "fix"),
+    [
+        ((), {"mask": ROW}, "no example input for x", "give example inputs: args=(x,)"),
+        ((ROW,), {}, "no example input for mask", 'or by name kwargs={"mask": mask}'),
+        (
+            (ROW, ROW),
+            {"mask": ROW},
+            "too many positional arguments",
+            "an example for each argument of forward",
+        ),
+        ((ROW,), {"mask": ROW, "mark": ROW}, "'mark'", "an example for each argument of forward"),
+        ((ROW.numpy(),), {"mask": ROW}, "type numpy.ndarray", "give tensors, such as torch.as_tensor(x)"),
+    ],
+)
+def test_example_inputs_that_forward_does_not_take_are_refused(
+    args: Any, kwargs: Any, found: str, fix: str
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        capture(Weighs(), args, kwargs)
+    assert found in caught.value.found and fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("model", "found", "fix"),
+    [
+        (Weighs, "the class Weighs", "pass an instance: Weighs()"),
+        (torch.neg, "neither a torch.nn.Module nor", "a function needs a module"),
+    ],
+)
+def test_what_is_no_network_is_refused(model: Any, found: str, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        capture(model, (ROW,))
+    assert found in caught.value.found and fix in caught.value.fix
+
+
+def test_a_lowered_network_says_which_arguments_it_takes() -> None:
+    lowered = dimorder.lower(Weighs(), (ROW,), {"mask": ROW})
+    with pytest.raises(UsageError) as caught:
+        lowered()
+    assert str(caught.value) == (
+        "the arguments\n  found: no arguments\n  fix: give 1 by position (x), by name mask"
+    )
 
 
 class Remembers(nn.Module):

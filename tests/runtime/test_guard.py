@@ -243,6 +243,7 @@ def test_the_quick_way_forgets_sizes_where_there_are_many():
             "a numpy.ndarray",
             "image = torch.as_tensor(image)",
         ),
+        (one((2, 3), DimOrder(0, 1)), [[numbers(2, 3)]], "a list", "pass each tensor by itself"),
         (
             one((2, 3), DimOrder(0, 1)),
             [numbers(2, 3).to_sparse()],

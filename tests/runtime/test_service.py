@@ -141,5 +141,8 @@ print(pool())
 def test_threads_that_cannot_be_are_wrong_usage(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no threads to run with"):
         dimorder.load(saved, threads=0)
+    for count in (2.5, "2"):
+        with pytest.raises(UsageError, match=f"{count!r} threads\n  found: a count that is not an int"):
+            dimorder.load(saved, threads=count)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="say one of adapt, error, warn"):
         dimorder.load(saved, "always")  # type: ignore[arg-type]

@@ -56,11 +56,7 @@ def export(
     if isinstance(model, ExportedProgram):
         return prepare_branches(model)
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(
-            "model",
-            f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram",
-            "pass one of these",
-        )
+        raise _no_network(model)
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
         return prepare_branches(_exported(model, args, kwargs, dynamic_shapes))
@@ -71,6 +67,14 @@ def export(
         if proven is None:
             raise not_exported(model, error, dynamic_shapes) from error
         return prepare_branches(proven)
+
+
+def _no_network(model: object) -> UsageError:
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        found, fix = f"the class {model.__name__}", f"pass an instance: {model.__name__}()"
+        return UsageError("model", found, fix)
+    found = f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram"
+    return UsageError("model", found, "pass one of these; a function needs a module whose forward calls it")
 
 
 def _exported(
@@ -174,12 +178,29 @@ def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[st
         leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
     except (ValueError, TypeError, KeyError) as error:
         positional, named = spec.children()
-        raise UsageError(
-            "the arguments",
-            f"another structure than the network was exported with ({' '.join(str(error).split())[:200]})",
-            f"give {positional.num_children} by position, by name {', '.join(named.context or ()) or 'none'}",
-        ) from error
+        count, names = positional.num_children, list(named.context or ())
+        if (len(args), set(kwargs)) == (count, set(names)):
+            reason = " ".join(str(error).split())[:200]
+            found = f"another structure than the network was exported with ({reason})"
+        else:
+            found = _counted(len(args), list(kwargs))
+        signature = exported.module_call_graph[0].signature
+        known = (signature and signature.forward_arg_names) or []
+        fix = f"give {_counted(count, names, known[:count])}"
+        raise UsageError("the arguments", found, fix) from error
     return leaves
+
+
+def _counted(count: int, named: Sequence[str], positional: Sequence[str] = ()) -> str:
+    """Return how many arguments a call has by position and by name, with the names that are known.
+
+    >>> _counted(1, ["mask"], ["x"]), _counted(0, [])
+    ('1 by position (x), by name mask', 'no arguments')
+    """
+    if not count and not named:
+        return "no arguments"
+    by_position = f"{count} by position" + (f" ({', '.join(positional)})" if positional else "")
+    return f"{by_position}, by name {', '.join(named) or 'none'}"
 
 
 def example_leaves(

@@ -23,7 +23,7 @@ from dimorder.graph.tracing import is_random
 
 aten = torch.ops.aten
 
-_EXPORTABLE = "make the module exportable, and check --input shapes"
+_EXPORTABLE = "make the module exportable, and check the shapes of the example inputs"
 
 # For each construct, by the name of torch's operator: what was found, and what to do instead.
 _CONTROL_FLOW: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -158,7 +158,7 @@ def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any =
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
     sizes = partial(refused_sizes, places=places_of(model, dynamic_shapes))
-    found = (read(message) for read in (_unknown_class, sizes, _structure, _by_text))
+    found = (read(message) for read in (_unknown_class, sizes, _structure, _wrong_call, _by_text))
     known = next(filter(None, found), None)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
@@ -189,6 +189,22 @@ def _structure(text: str) -> tuple[str, str] | None:
         return None
     fix = "give an entry for each argument, {dim: Dim} or None, and a tuple of them for *args"
     return f"dynamic_shapes of another structure than the arguments: {match[1]}", fix
+
+
+def _wrong_call(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if the example inputs are not those of `forward`."""
+    if match := re.match(r"missing a required (?:keyword-only )?argument: '(\w+)'", text):
+        name = match[1]
+        fix = f'give example inputs: args=({name},), or by name kwargs={{"{name}": {name}}}'
+        return f"no example input for {name}", fix
+    if re.match(r"too many positional arguments|got an unexpected keyword argument", text):
+        return (
+            f"example inputs that forward does not take: {text}",
+            "give an example for each argument of forward",
+        )
+    if match := re.match(r"Unsupported input type <class '([\w.]+)'>", text):
+        return f"an example input of type {match[1]}", "give tensors, such as torch.as_tensor(x)"
+    return None
 
 
 def _unknown_class(text: str) -> tuple[str, str] | None:

@@ -184,9 +184,10 @@ def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
     where, name = f"input {spec.name!r}", _variable(spec)
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor)
-        raise ContractError(
-            where, f"a {kind.__module__}.{kind.__name__}", f"{name} = torch.as_tensor({name})"
-        )
+        found, fix = f"a {kind.__module__}.{kind.__name__}", f"{name} = torch.as_tensor({name})"
+        if isinstance(tensor, (list, tuple, dict)):
+            found, fix = f"a {kind.__name__}", "pass each tensor by itself, in the sequence of the contract"
+        raise ContractError(where, found, fix)
     if tensor.layout != torch.strided:
         raise ContractError(where, f"a tensor of layout {tensor.layout}", f"{name} = {name}.to_dense()")
     if device is not None and tensor.device.type != device:
