@@ -133,6 +133,9 @@ class Lowered:
         Returns:
             A table with one line per value, or the plan.
 
+        Raises:
+            UsageError: if there is no text of that name.
+
         >>> from dimorder.api import lower
         >>> conv = torch.nn.Conv2d(3, 8, 3)
         >>> print(lower(conv, (torch.ones(2, 3, 5, 7),), input_orders="NHWC").text("physical"))
@@ -143,7 +146,11 @@ class Lowered:
         """
         if what == "physical":
             return physical_text(self.physical, self.plan)
-        return captured_text(self.program) if what == "captured" else str(self.plan)
+        if what == "captured":
+            return captured_text(self.program)
+        if what != "plan":
+            raise UsageError("text", f"no text {what!r}", "choose captured, plan or physical")
+        return str(self.plan)
 
     def decomposed(self) -> ExportedProgram:
         """Return the physical program in ATen between permutes, for ExecuTorch's own partitioners.

@@ -104,6 +104,14 @@ def test_what_is_no_tag_is_refused(tag):
         Layout.parse(tag, 4)
 
 
+@pytest.mark.parametrize("order", ["nChw16c", (0, 1, 2, 3)])
+def test_what_is_no_order_is_refused(order):
+    with pytest.raises(
+        UsageError, match=r"no DimOrder\n  fix: write Layout\(DimOrder.*Layout.parse\('nChw16c', 4\)"
+    ):
+        Layout(order)
+
+
 @pytest.mark.parametrize("block", [(4, 16), (-1, 16), (1, 1), (1, 0)])
 def test_what_is_no_block_is_refused(block):
     with pytest.raises(UsageError, match="dims 0 to 3, by 2 or more"):

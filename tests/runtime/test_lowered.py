@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dimorder
-from dimorder.errors import ContractError, VerificationError
+from dimorder.errors import ContractError, UsageError, VerificationError
 
 pytest.importorskip("executorch")
 
@@ -162,3 +162,15 @@ def test_a_copy_of_a_lowered_network_has_a_state_of_its_own():
     torch.testing.assert_close(copied(x), x * 5)
     torch.testing.assert_close(lowered(x), x * 6)
     assert {lowered: 1, copied: 2}[lowered] == 1
+
+
+def test_a_text_of_no_such_name_is_refused():
+    lowered = dimorder.lower(nn.ReLU(), (numbers(2, 3),))
+    assert lowered.text("plan") == str(lowered.plan)
+    with pytest.raises(UsageError, match="no text 'foo'\n  fix: choose captured, plan or physical"):
+        lowered.text("foo")
+
+
+@pytest.mark.parametrize("name", ["torch", "ethos-u55-128"])
+def test_a_target_has_a_short_repr(name):
+    assert repr(dimorder.targets.find(name)) == f"Target({name!r})"

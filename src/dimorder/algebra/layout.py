@@ -28,7 +28,8 @@ class Layout:
         blocks: pairs of a dim and a block size of 2 or more, slowest first.
 
     Raises:
-        UsageError: if a block is along a dim that does not exist, or is smaller than 2.
+        UsageError: if the order is no `DimOrder`, or if a block is along a dim that does not exist or is
+            smaller than 2.
 
     >>> layout = Layout.parse("nChw16c", 4)
     >>> layout
@@ -41,6 +42,9 @@ class Layout:
     blocks: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.order, DimOrder):
+            fix = "write Layout(DimOrder(0, 2, 3, 1)), or Layout.parse('nChw16c', 4)"
+            raise UsageError("a layout", f"the order {self.order!r}, no DimOrder", fix)
         for dim, size in self.blocks:
             if dim not in range(len(self.order)) or size < 2:
                 raise UsageError(

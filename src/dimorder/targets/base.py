@@ -276,6 +276,9 @@ class Target:
     with_options: Callable[..., Target] | None = None
     fused: Callable[[ExportedProgram, Contract], FusedProgram] | None = None
 
+    def __repr__(self) -> str:
+        return f"Target({self.name!r})"
+
     @property
     def suffix(self) -> str:
         return self.info.suffix
