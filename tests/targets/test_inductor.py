@@ -190,3 +190,12 @@ class Counter(nn.Module):
 def test_what_it_has_not_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="programs for inductor have no state"):
         dimorder.lower(Counter(), (torch.ones(2, 3),), target="inductor")
+
+
+def test_quantised_weights_are_refused_before_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.aot_compile", lambda *args, **options: pytest.fail("compiled"))
+    x = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(1))
+    quantised = dimorder.quantize(nn.Conv2d(3, 4, (1, 2)).eval(), [x])
+    with pytest.raises(UnsupportedError) as error:
+        dimorder.lower(quantised, (x,), target="inductor")
+    assert error.value.found.startswith("quantised weights") and "for target torch" in error.value.fix

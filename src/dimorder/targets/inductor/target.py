@@ -22,6 +22,7 @@ from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.attention import FUSED_ATTENTION
 from dimorder.ops.dialect import decompose
@@ -91,6 +92,11 @@ def emit(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
     Raises `UnsupportedError` if there is no compiler, and for a program that AOTInductor cannot compile or
     compiles wrongly.
     """
+    if program.graph.find_nodes(op="call_function", target=DEQUANTIZE_CHANNELS):
+        found = "quantised weights, whose dequantize AOTInductor does not compile"
+        raise UnsupportedError(
+            "target inductor", found, "lower it for target torch, or lower the float network"
+        )
     if has_branches(program.graph):
         found = "branches, torch.cond, for which AOTInductor gives other numbers"
         raise UnsupportedError("target inductor", found, "lower it for target torch")
