@@ -43,8 +43,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, DimOrder):
-            fix = "write Layout(DimOrder(0, 2, 3, 1)), or Layout.parse('nChw16c', 4)"
-            raise UsageError("a layout", f"the order {self.order!r}, no DimOrder", fix)
+            raise UsageError(
+                "a layout",
+                f"the order {self.order!r}, no DimOrder",
+                "write Layout(DimOrder(0, 2, 3, 1)), or Layout.parse('nChw16c', 4)",
+            )
         for dim, size in self.blocks:
             if dim not in range(len(self.order)) or size < 2:
                 raise UsageError(
