@@ -276,7 +276,7 @@ def _write(
         physical=physical.program,
         artifact=artifact,
         program=source.as_called(variants[0].program),
-        verified=checks.verified(max(error, ran), runs),
+        verified=checks.verified(max(error, ran), artifact, runs),
         constant_bytes_added=physical.constant_bytes_added(variants),
         target=chosen,
         seconds=clock.seconds,

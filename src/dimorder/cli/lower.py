@@ -146,6 +146,8 @@ def _lines(lowered: Lowered, fidelity: Sequence[OutputFidelity], output: str | N
     verified, artifact = lowered.verified, lowered.artifact
     yield str(lowered.plan)
     what = "program and file" if verified.artifact_ran else "the physical program, before it was emitted"
+    if verified.stand_in:
+        what = f"program and {verified.stand_in}; the file runs only on a device"
     yield f"verified     {verified.max_rel_error:.1e} relative error on random inputs: {what}"
     if verified.eager_error is not None:
         yield f"             where PyTorch's own is {verified.eager_error:.1e} from float64"

@@ -170,11 +170,17 @@ class Checks:
             own_module(program)(*args, **kwargs)
         return int(counter.get_total_flops())
 
-    def verified(self, error: float, runs: bool) -> Verified:
-        """Return what was found, after all comparisons."""
+    def verified(self, error: float, artifact: Artifact, runs: bool) -> Verified:
+        """Return what was found, after all comparisons; `runs` says whether the artifact was run."""
         trials = [check.trial for check in self.trials]
         eager = max((trial.eager_error for trial in trials if trial.eager_error is not None), default=None)
-        return Verified(error, eager, runs, all(trial.input_matters for trial in trials))
+        return Verified(
+            max_rel_error=error,
+            eager_error=eager,
+            artifact_ran=runs and artifact.stand_in is None,
+            input_matters=all(trial.input_matters for trial in trials),
+            stand_in=artifact.stand_in if runs else None,
+        )
 
     def _by_choices(
         self, contract: Contract, step: str

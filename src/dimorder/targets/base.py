@@ -34,6 +34,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType(
         "outside": {},
         "reference_run": None,
         "other_runs": {},
+        "stand_in": None,
         "npu": None,
     }
 )
@@ -51,6 +52,7 @@ class Artifact:
         outside: The calls of each operator that runs in portable kernels outside the delegates.
         reference_run: A second way to compute the bits that `run` gives, for programs in integers.
         other_runs: Other kernels that may run the file, by name; they are compared with the network too.
+        stand_in: The form that `run` runs if the file runs only on a device. None means the file itself.
         npu: The estimates of an NPU's compiler, if one compiled the program.
     """
 
@@ -68,6 +70,8 @@ class Artifact:
         def reference_run(self) -> Run | None: ...
         @property
         def other_runs(self) -> Mapping[str, Run]: ...
+        @property
+        def stand_in(self) -> str | None: ...
         @property
         def npu(self) -> NpuReport | None: ...
     else:

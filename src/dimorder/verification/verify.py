@@ -66,17 +66,19 @@ class Verified:
 
     Attributes:
         max_rel_error: The largest relative error of any output, of the physical program and, if
-            `artifact_ran`, of the artifact.
+            `artifact_ran`, of the artifact. If `stand_in` is not None, it is also that of the stand-in.
         eager_error: The error of the network's own float32 or half precision against float64. It is measured
             only if an error is above the tolerance, else None.
-        artifact_ran: Whether the artifact was run.
+        artifact_ran: Whether the artifact's file was run.
         input_matters: Whether other inputs give other outputs. If not, the other figures show little.
+        stand_in: The form that was run if the file runs only on a device: the "TOSA graph" of an ethos-u.
     """
 
     max_rel_error: float
     eager_error: float | None
     artifact_ran: bool
     input_matters: bool
+    stand_in: str | None = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class NpuPte(Artifact):
     graph: TosaArtifact
     npu: NpuReport
     delegates: int = 1
+    stand_in: str = "TOSA graph"
 
     @cached_property
     def reference_run(self) -> Run | None:
