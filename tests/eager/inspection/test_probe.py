@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from dimorder.eager.inspection import probe as module
 from dimorder.eager.inspection.probe import PROBES, Cell, OperatorTable, operators, probe
@@ -33,6 +34,17 @@ KNOWN = {
 @pytest.mark.parametrize(("name", "rank"), KNOWN)
 def test_known_operators(name, rank):
     assert probe(name, rank) == KNOWN[name, rank]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_threads_changes_nothing(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        assert probe("conv 1x1", 5) == Cell("keeps")
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_about_190_operators():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -30,6 +31,7 @@ SUPPORTS: tuple[Support, ...] = ("keeps", "copies inside", "drops", "wrong")
 SHAPES: Mapping[int, tuple[int, ...]] = MappingProxyType(
     {3: (2, 12, 18), 4: (2, 12, 8, 10), 5: (2, 12, 4, 6, 10)}
 )
+THREADS = 2  # with one thread torch computes some calls, such as a 1×1 conv3d, in another order
 _TOLERANCE = 1e-4  # of values around 1, summed over some hundred elements
 _MARKS = {"keeps": "keeps", "copies inside": "copies", "drops": "drops", "wrong": "WRONG"}
 
@@ -90,6 +92,7 @@ class OperatorTable:
         return {
             "torch": self.torch,
             "device": self.device,
+            "threads": THREADS,
             "operators": {
                 name: {
                     str(rank): cell and {"support": cell.support, "predicted": cell.predicted}
@@ -101,15 +104,15 @@ class OperatorTable:
 
     def markdown(self) -> str:
         """Return the page of the docs."""
+        where = f"torch {self.torch} on {self.device} with {THREADS} threads"
         counts = "\n".join(f"| {rank} | " + " | ".join(self._counts(rank)) + " |" for rank in RANKS)
         rows = "\n".join(f"| `{name}` | {' | '.join(cells)} |" for name, cells in self._rows())
         return (
             f"# What torch's operators do with channels-last\n\n"
-            f"Probed with torch {self.torch} on {self.device} by `dimorder ops --markdown`; "
-            "the same command tells it of your build,\n"
-            "and `dimorder ops --diff old.json` what an upgrade changed.\n\n"
+            f"Probed with {where} by `dimorder ops --markdown`. Run it to probe your build.\n"
+            "`dimorder ops --diff old.json` shows what an upgrade changed.\n\n"
             "- **keeps**: channels-last in, channels-last out;\n"
-            "- **copies**: so too, but memory was moved into another order inside;\n"
+            "- **copies**: as keeps, but an operator inside moved memory into another order;\n"
             "- **drops**: the result is row-major, or in some third order;\n"
             "- **WRONG**: the values differ from those on a row-major input;\n"
             "- **\\***: torch.export predicts another order for the result than it has;\n"
@@ -120,8 +123,9 @@ class OperatorTable:
 
     def __str__(self) -> str:
         wide = max(map(len, self.cells))
+        where = f"torch {self.torch} on {self.device}, {THREADS} threads"
         lines = [
-            f"torch {self.torch} on {self.device}: {len(self.cells)} operators, channels-last in",
+            f"{where}: {len(self.cells)} operators, channels-last in",
             f"{'operator':{wide}}  {'3 dims':8} {'4 dims':8} {'5 dims':8}",
             *(f"{name:{wide}}  " + " ".join(f"{c:8}" for c in cells) for name, cells in self._rows()),
             *(f"{rank} dims: {_counts_text(self._counts(rank))}" for rank in RANKS),
@@ -161,7 +165,7 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
     if function is None:
         return None
     plain = _example(rank).to(device)
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), _fixed_threads():
         warnings.simplefilter("ignore")
         try:
             expected = _first(function(plain.clone()))
@@ -182,6 +186,17 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
         return Cell("drops", differs)
     moved = any(found.verdict in COSTLY for found in judge(calls))
     return Cell("copies inside" if moved else "keeps", differs)
+
+
+@contextmanager
+def _fixed_threads() -> Iterator[None]:
+    """Let torch have the threads of the probe, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _predict_kind(function: Callable[[Tensor], Any], x: Tensor) -> Kind | None:
