@@ -38,7 +38,7 @@ def test_a_plan_has_a_row_for_each_conversion(lowered):
         for fact in conversion.facts.values():
             assert fact in read.text
     first, *_ = str(lowered.plan).splitlines()
-    assert first in read.text and "row-major for want of a rule or a kernel" in read.text
+    assert first in read.text and "row-major, having no rule or kernel for another order" in read.text
 
 
 def test_a_lowered_network_has_its_error_and_its_plan(lowered):

@@ -303,11 +303,17 @@ class NetworkPlan:
         ]
 
     def _notes(self) -> list[str]:
+        opaque, outside = self.opaque, self.outside
         notes = {
-            "row-major for want of a rule or a kernel": [f"{place}: {why}" for place, why in self.opaque],
-            f"outside of what {self.target} computes": [f"{place}: {why}" for place, why in self.outside],
+            "row-major, having no rule or kernel for another order": [
+                f"{place}: {why}" for place, why in opaque if (place, why) not in outside
+            ],
+            f"outside of what {self.target} computes": [
+                f"{place}{', in row-major' if (place, why) in opaque else ''}: {why}"
+                for place, why in outside
+            ],
             "in float32, not in integers": [f"{place}: {why}" for place, why in self.float_islands],
-            "cut across each other's dimensions, so kept in blocks": self.blocks,
+            "reshapes that cut a dimension at different places, so its parts stay together": self.blocks,
         }
         titled = [(title, *(f"  {place}" for place in places)) for title, places in notes.items() if places]
         return [*itertools.chain(*titled)]
@@ -356,7 +362,8 @@ class NetworkPlan:
         for index in (*makers, *takers):
             if sites[index].node in self.extracted.annotated.blocked:
                 place = self._site_place(index)
-                return f"{place} cuts dimensions where another operator does not: other sizes would avoid it"
+                how = "cuts a dimension at another place than another operator does"
+                return f"{place} {how}: channel counts with more factors of 2 would avoid it"
         giver, taker = planned.producer.operator, planned.consumers[0].operator
         before = f" (its operand comes from {self._site_place(makers[0])})" * (
             makers != [conversion.producer]

@@ -213,12 +213,12 @@ def _leftovers(report: Report) -> Iterator[str]:
     yield section("Outside of the delegates", text, table(rows, ("operator", "calls"))) if rows else ""
     reasons = [(place.operator, place.source, reason) for place, reason in report.plan.opaque]
     text = "They read and write their shape row-major; the conversions beside them are theirs."
-    title = "Row-major for want of a rule or a kernel"
+    title = "Row-major, having no rule or kernel for another order"
     yield section(title, text, table(reasons, ("operator", "source", "why"))) if reasons else ""
     places = [(place.operator, place.source) for place in dict.fromkeys(report.plan.blocks)]
     text = (
-        "They cut dimensions where another operator does not, so the pieces stay together. "
-        "Other sizes would avoid it."
+        "They cut a dimension at another place than another operator does, so its parts stay together. "
+        "Channel counts with more factors of 2 would avoid it."
     )
     yield section("Kept in blocks", text, table(places, ("operator", "source"))) if places else ""
 
