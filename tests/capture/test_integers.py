@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.capture.integers import normalize_quantization
+from dimorder.graph.nodes import where
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
@@ -83,3 +84,21 @@ def test_a_constant_is_sliced_and_viewed_before_it_is_quantized() -> None:
         *("quantize", "slice", "slice", "reshape", "quantize", "dequantize"),
         *("slice", "slice", "reshape", "dequantize", "add"),
     ]
+
+
+def test_a_conversion_without_a_source_line_has_that_of_its_value_or_reader() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return quantised(quantised(x).sin())
+
+    module = torch.export.export(Twice(), (torch.randn(2, 3),)).module()
+    module.graph.eliminate_dead_code()
+    for node in module.graph.nodes:
+        if node.target in (QUANTIZE, DEQUANTIZE):
+            for key in ("stack_trace", "nn_module_stack"):
+                node.meta.pop(key, None)
+    normalize_quantization(module)
+    called = [node for node in module.graph.nodes if node.op == "call_function"]
+    (line,) = {where(node) for node in called if node.target is aten.sin.default}
+    assert line.startswith("test_integers.py:")
+    assert len(called) == 5 and {where(node) for node in called} == {line}

@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import (
     EXPORTED,
+    add_meta,
     args_of,
     bound,
     call_after,
@@ -32,6 +33,8 @@ from dimorder.graph.nodes import (
     replace_node,
     set_meta,
     set_value,
+    source_frames,
+    source_of,
 )
 from dimorder.graph.prediction import add_predicted, without_data
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType, Scaled
@@ -77,6 +80,22 @@ def normalize_quantization(module: GraphModule) -> None:
         if node.target in _WEIGHTED:
             _scale_bias(module, node)
     graph.eliminate_dead_code()
+    _add_missing_sources(graph)
+
+
+def _add_missing_sources(graph: Graph) -> None:
+    """Give each conversion without a source line that of its value, or of its reader if there is none."""
+    conversions = [node for node in graph.nodes if node.target in (QUANTIZE, DEQUANTIZE)]
+    for node in conversions:
+        _copy_source(node, node.all_input_nodes[0])
+    for node in reversed(conversions):
+        for reader in node.users:
+            _copy_source(node, reader)
+
+
+def _copy_source(node: Node, other: Node) -> None:
+    if not source_frames(node) and source_frames(other):
+        add_meta(node, source_of(other))
 
 
 def _agree(graph: Graph) -> None:
