@@ -116,7 +116,8 @@ def lower(
     itself is left unchanged.
 
     Args:
-        model: a module, an exported program, a `.pt2` file, or the result of `quantize`.
+        model: a module, an exported program, a `.pt2` file, or the result of `quantize`. A module is lowered
+            in eval mode, whatever its mode is.
         args: example positional inputs. Their sizes are fixed, except those that `dynamic_shapes` names.
         kwargs: example keyword inputs.
         target: the target's name, or the target.

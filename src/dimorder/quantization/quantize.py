@@ -92,14 +92,15 @@ def quantize(
     Rounded weights shift the mean of a channel; the bias takes the shift back. `model` is left unchanged.
 
     Args:
-        model: a module, an exported program, or a `.pt2` file.
+        model: a module, an exported program, or a `.pt2` file. A module is quantised in eval mode, whatever
+            its mode is.
         calibration: inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
             dict of keywords. Or the path of a .npz or .npy file, or of a folder of these files and of
             pictures. Files hold examples along the first dimension, with an array for each input by its name.
             A dynamic recipe, "int8-dynamic", finds the scales of activations as the program runs. It needs
             no calibration; networks are then only compared on it.
         recipe: the name of one of the target's recipes: "int8", which is the default, "int8-dynamic" on
-            target xnnpack, "int16x8" on tosa and an ethos-u.
+            targets xnnpack and litert, "int16x8" on tosa and an ethos-u.
         target: the target that the network will be lowered for, by its name or as a value.
         args: example positional inputs; a dynamic recipe needs their shapes. The default is the first example
             of the calibration.
