@@ -65,6 +65,13 @@ def test_of_the_buffers_only_those_named_are_restored() -> None:
     assert model[0].calls.item() == 5 and model[0].last.tolist() == [6, 6]
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_lazy_part_that_was_called_is_lazy_no_more() -> None:
+    for model in (nn.LazyLinear(4), nn.Sequential(nn.Conv2d(3, 4, 2), nn.LazyLinear(5))):
+        dimorder.inspect(model, torch.randn(2, 3, 5, 7))
+        assert type([*model.modules()][-1]) is nn.Linear
+
+
 class Keeps(nn.Module):
     def __init__(self, buffer: Tensor) -> None:
         super().__init__()

@@ -209,7 +209,9 @@ def weights_in_order(module: nn.Module, order_of_rank: Callable[[int], DimOrder]
 def snapshot(module: nn.Module) -> Callable[[], None]:
     """Return a function that gives a module its present weights, gradients and classes again."""
     tensors = [(tensor, tensor.data, tensor.grad) for tensor in _strided_tensors(module)]
-    classes = [(part, type(part)) for part in module.modules()]
+    # A lazy part becomes another class in its first call, for good.
+    lazy = nn.modules.lazy.LazyModuleMixin
+    classes = [(part, type(part)) for part in module.modules() if not isinstance(part, lazy)]
 
     def restore() -> None:
         for tensor, data, grad in tensors:
