@@ -1,4 +1,4 @@
-"""Test that a path which cannot be written is refused before the work begins."""
+"""Test that a path which may not be written is refused before the work begins."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from dimorder.cli.answer import check_outputs
 from dimorder.errors import UsageError
+from tests.cli.commands import HERE, refused
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from dimorder.errors import UsageError
 def test_a_path_that_cannot_be_written_is_refused(path, found, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=found) as caught:
-        check_outputs({"-o": path})
+        check_outputs({"-o": path}, [])
     assert caught.value.where == f"-o {path}"
 
 
@@ -31,11 +32,54 @@ def test_a_path_that_may_not_be_looked_at_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.is_dir", refuse)
     with pytest.raises(UsageError, match="cannot be written: Permission denied"):
-        check_outputs({"-o": str(tmp_path / "net.pte")})
+        check_outputs({"-o": str(tmp_path / "net.pte")}, [])
 
 
 def test_two_files_need_two_names(tmp_path):
     path = str(tmp_path / "net")
     with pytest.raises(UsageError, match="given for two files"):
-        check_outputs({"-o": path, "--json": path})
+        check_outputs({"-o": path, "--json": path}, [])
     assert not list(tmp_path.iterdir())
+
+
+NET = f"{HERE}:Tiny"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("check --json a.pte b.pte", "--json a.pte\n  found: no .json file\n  fix: write --json FILE.json"),
+        ("run --json a.pte --input x.npy b.pte", "--json a.pte"),
+        (f"lower --json nets.py {NET} --input 2x3x5x7", "--json nets.py"),
+        (f"plan --json {NET}", f"--json {NET}\n  found: no .json file"),
+        (
+            f"plan {NET} --report a.pte",
+            "--report a.pte\n  found: no .html file\n  fix: write --report FILE.html",
+        ),
+        (f"plan {NET} --dot a.pte", "no .dot file"),
+        (f"plan {NET} --explorer a.pte", "no .json file"),
+        (f"bench {NET} --chart a.pte", "no .png file"),
+        ("bench convert -o a.pte", "no .json file"),
+        (f"lower {NET} --input 2x3x5x7 --target torch -o nets.py", "no .pt2"),
+        ("run a.pte --input x.npy -o nets.py", "no .npy or .npz"),
+        # the suffix is right, but the command reads the file
+        ("run a.pte --input x.npy -o x.npy", "-o x.npy\n  found: a file that the command reads"),
+        ("run a.pte --input image=x.npy -o ./x.npy", "a file that the command reads"),
+        ("lower a.pt2 --target torch -o b.pt2", "a file that the command reads"),  # a link to a.pt2
+        (f"lower {NET} --quantize int8 --calibrate x.json --json x.json", "a file that the command reads"),
+        ("check x.json --json x.json", "a file that the command reads"),
+        ("check b.pte x.json --json x.json", "a file that the command reads"),
+        ("ops --diff x.json --json x.json", "a file that the command reads"),
+        ("check a.tosa --json a.tosa.json", "a file that the command reads"),
+        ("run a.tosa --input x.npy --json a.tosa.json", "a file that the command reads"),
+    ],
+)
+def test_no_output_takes_the_place_of_a_source(command, words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.pte", "b.pte", "a.pt2", "nets.py", "x.npy", "x.json", "a.tosa", "a.tosa.json"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "a.tosa").write_bytes(bytes(4) + b"TOSA")
+    (tmp_path / "b.pt2").symlink_to("a.pt2")
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert words in refused(capfd, command.split(), 2)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -28,6 +28,7 @@ from dimorder.cli.answer import (
     NO,
     USAGE,
     check_outputs,
+    input_paths,
     output_paths,
     print_answer,
     write_files,
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _finish(options: argparse.Namespace, console: Console) -> int:
     """Run the command, write its files, print its text, and return its exit code."""
     try:
-        check_outputs(output_paths(options))
+        check_outputs(output_paths(options), input_paths(options))
         with console.progress(quiet=getattr(options, "json", None) == "-") as progress:
             command: Command = options.command
             answer = command.run(options, progress)

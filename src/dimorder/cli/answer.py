@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,19 @@ def output_paths(options: argparse.Namespace) -> dict[str, str | None]:
     return {option: getattr(options, name, None) for option, name in names.items()}
 
 
-def check_outputs(paths: Mapping[str, str | None]) -> None:
-    """Raise `UsageError` for a path that cannot be written, before the long work begins."""
+def input_paths(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the words of the options that may be paths of files to read."""
+    for name in ("model", "program", "more", "input", "calibrate", "diff"):
+        value = getattr(options, name, None)
+        words = value if isinstance(value, list) else [value]
+        for word in filter(None, words):
+            yield str(word)
+            yield str(word).partition("=")[2]  # NAME=FILE
+
+
+def check_outputs(paths: Mapping[str, str | None], read: Iterable[str]) -> None:
+    """Raise `UsageError` for a path that cannot be written or that is read, before the long work begins."""
+    sources = [path for path in read if path]
     files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
     for option, path in files.items():
         where = f"{option} {path}"
@@ -50,9 +62,17 @@ def check_outputs(paths: Mapping[str, str | None]) -> None:
         with writable(where, "name a file in a folder that exists and that you can write to"):
             if path.is_dir() or (path.exists() and not path.is_file()):
                 raise UsageError(where, "a folder or a device", "name a file")
+            if any(_is_same(path, source) for source in sources):
+                raise UsageError(where, "a file that the command reads", "give another name")
             probe = path.with_name(f".{path.name}.{os.getpid()}.part")
             probe.touch()
             probe.unlink()
+
+
+def _is_same(path: Path, source: str) -> bool:
+    with suppress(OSError, ValueError):  # one of them is missing
+        return path.samefile(source)
+    return False
 
 
 def write_files(answer: Answer, options: argparse.Namespace) -> None:

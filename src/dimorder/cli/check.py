@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dimorder import targets
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.cli import models
-from dimorder.cli.answer import DONE, NO, Answer
+from dimorder.cli.answer import DONE, NO, Answer, check_outputs, output_paths
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser, json_option, model_options
 from dimorder.errors import UsageError, installed
@@ -80,7 +80,7 @@ def _check(name: str, options: argparse.Namespace, progress: ProgressLine) -> An
         where = f"--input-order {order}, for {name}"
         raise UsageError(where, "the file has the orders of its inputs", "leave --input-order out")
     if is_file and not is_program:
-        return _check_file(name)
+        return _check_file(name, options)
     from dimorder import executorch
 
     model = models.load_model(name, dict(options.arg))
@@ -98,7 +98,7 @@ def _count_conversions(name: str, found: Any) -> int:
     return count
 
 
-def _check_file(path: str) -> FileSummary:
+def _check_file(path: str, options: argparse.Namespace) -> FileSummary:
     """Return the content of the file. Raises `UsageError` if it is missing, damaged or of no known kind."""
     where = f"check {path}"
     try:
@@ -112,6 +112,7 @@ def _check_file(path: str) -> FileSummary:
         kinds = " or ".join(info.kind for _, info in targets.infos() if info.kind)
         raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
     target = targets.find(name)
+    check_outputs(output_paths(options), [path + end for end in target.files.companions])
     assert target.files.check is not None, "find refuses a target that lists a kind of file and checks none"
     try:
         with installed(f"target {name}", target.install):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dimorder.cli import sizes
-from dimorder.cli.answer import Answer, check_outputs, output_paths
+from dimorder.cli.answer import Answer, check_outputs, input_paths, output_paths
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import (
     Command,
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.output:
         target.check_name(Path(options.output))
         beside = {f"{end} beside -o": options.output + end for end in target.files.companions}
-        check_outputs({**written, **beside})
+        check_outputs({**written, **beside}, input_paths(options))
     fixed = target.dynamic is None
     by_size = fixed and bool(sizes.symbols(options.input, options.range))
     if by_size:

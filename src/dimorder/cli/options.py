@@ -177,12 +177,41 @@ def model_options(parser: CommandParser) -> None:
 
 def json_option(parser: CommandParser, what: str) -> None:
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON; - or nothing is stdout"
+        "--json",
+        nargs="?",
+        const="-",
+        type=_json_path,
+        metavar="FILE",
+        help=f"{what} as JSON, in a .json file; - or nothing is stdout",
     )
 
 
+def _json_path(path: str) -> str:
+    """Return the path of --json, which takes the next word as its file, be that MODEL or a source."""
+    if path != "-" and Path(path).suffix != ".json":
+        fix = "write --json FILE.json, or --json after all other words for stdout"
+        raise UsageError(f"--json {path}", "no .json file", fix)
+    return path
+
+
+def output_path(option: str, suffix: str) -> Callable[[str], str]:
+    """Return the type of an option that names a file to write; another suffix may be that of a source."""
+
+    def parse(path: str) -> str:
+        if Path(path).suffix != suffix:
+            raise UsageError(f"{option} {path}", f"no {suffix} file", f"write {option} FILE{suffix}")
+        return path
+
+    return parse
+
+
 def report_option(parser: CommandParser, shows: str = "the plan operator by operator") -> None:
-    parser.add_argument("--report", metavar="FILE", help=f"a page (.html) that shows {shows}")
+    parser.add_argument(
+        "--report",
+        type=output_path("--report", ".html"),
+        metavar="FILE",
+        help=f"a page (.html) that shows {shows}",
+    )
 
 
 def _choices_text(option: str, kind: str) -> str:

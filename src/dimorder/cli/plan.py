@@ -15,6 +15,7 @@ from dimorder.cli.options import (
     json_option,
     network,
     network_options,
+    output_path,
     pipeline,
     plan_network,
     report_files,
@@ -51,11 +52,15 @@ def add_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--explorer",
+        type=output_path("--explorer", ".json"),
         metavar="FILE",
         help="a graph for Google's Model Explorer (.json): conversions by bytes, orders on operators",
     )
     parser.add_argument(
-        "--dot", metavar="FILE", help="a graph for Graphviz (.dot): operators by order, conversions in red"
+        "--dot",
+        type=output_path("--dot", ".dot"),
+        metavar="FILE",
+        help="a graph for Graphviz (.dot): operators by order, conversions in red",
     )
 
 

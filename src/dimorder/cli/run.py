@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from pathlib import Path
 
-from dimorder.cli.answer import Answer
+from dimorder.cli.answer import Answer, check_outputs, output_paths
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser, file_input_options, json_option, normalization
 
@@ -42,11 +43,13 @@ def add_options(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     progress("loading torch")
-    from dimorder import api
+    from dimorder import api, targets
     from dimorder.cli import tensors
 
     if options.output:
         tensors.check_output_name(options.output)
+    companions = targets.target_for_file(Path(options.program)).files.companions
+    check_outputs(output_paths(options), [options.program + end for end in companions])
     progress(f"loading {options.program}")
     program = api.load(options.program, options.on_mismatch, threads=options.threads)
     contract = program.contract
