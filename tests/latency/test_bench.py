@@ -105,10 +105,20 @@ def test_wrong_use_is_told():
         ({"threads": 0}, "0 threads"),
         ({"targets": ()}, "the targets"),
         ({"targets": ("none",)}, "no target 'none'"),
+        ({"targets": ("torch", "xnnpack:foo")}, "no objective 'foo' of target xnnpack"),
+        ({"targets": ("torch:time",)}, "fix: write torch:bytes or torch:count"),
+        ({"targets": ("torch", "tosa")}, "target tosa\n  found: a reference model runs its files"),
+        ({"targets": ("ethos-u85-256",)}, "its files do not run on this CPU"),
         ({"against": ("none",)}, "no runtime 'none'"),
     ):
         with pytest.raises(UsageError, match=text):
             bench.measure(model, args, **options)
+
+
+def test_a_litert_target_is_timed():
+    pytest.importorskip("ai_edge_litert")
+    (row,) = bench.measure(*network(), targets=("litert",), against=(), rounds=5).rows
+    assert row.error is None and len(row.ms) == 5 and row.kernels is None
 
 
 def test_torch_has_as_many_threads_afterwards_as_before():

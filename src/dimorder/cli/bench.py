@@ -12,7 +12,14 @@ from typing import Any
 from dimorder.cli import models
 from dimorder.cli.answer import DONE, NO, Answer, read_json
 from dimorder.cli.console import ProgressLine
-from dimorder.cli.options import Command, CommandParser, json_option, model_options, report_option
+from dimorder.cli.options import (
+    Command,
+    CommandParser,
+    json_option,
+    model_options,
+    output_path,
+    report_option,
+)
 from dimorder.errors import UsageError, installed
 
 EXAMPLES = """\
@@ -42,7 +49,7 @@ def add_options(parser: CommandParser) -> None:
         "--target",
         action="append",
         metavar="TARGET[:OBJECTIVE]",
-        help="what dimorder lowers it to: xnnpack (the default), torch or inductor, and by which objective; "
+        help="what dimorder lowers it to: xnnpack (the default), litert, torch or inductor, and the objective; "
         "others are compared with the first",
     )
     parser.add_argument(
@@ -68,11 +75,19 @@ def add_options(parser: CommandParser) -> None:
         help="also time each operator of the program for xnnpack alone, and compute its least time on this "
         "machine; operators farthest above that come first",
     )
-    parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
+    parser.add_argument(
+        "--chart",
+        type=output_path("--chart", ".png"),
+        metavar="FILE",
+        help="the medians as a bar chart (.png)",
+    )
     report_option(parser, "the times as bars, and with --profile each operator's")
     json_option(parser, "every round of each runtime")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the table to add to, for `bench convert` and `bench ops`"
+        *("-o", "--output"),
+        type=output_path("-o", ".json"),
+        metavar="FILE",
+        help="the table (.json) to add to, for `bench convert` and `bench ops`",
     )
 
 
@@ -87,8 +102,6 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
             "a table, for a network",
             "give --json FILE, --chart FILE or --report FILE",
         )
-    if options.chart and Path(options.chart).suffix != ".png":
-        raise UsageError(f"--chart {options.chart}", "no .png", "name it so")
     progress("loading torch")
     from dimorder.latency.bench import measure, png, require_charts
     from dimorder.report.bench_page import bench_page

@@ -28,6 +28,7 @@ from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
 from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
+from dimorder.targets import find
 from dimorder.targets.xnnpack.times import KernelTime
 from dimorder.text import columns, shape_text
 from dimorder.verification.relative_error import relative_errors
@@ -206,6 +207,8 @@ def measure(
     if not targets:
         raise UsageError("the targets", "none", "give one at least: it is what others are compared with")
     chosen = [*map(ours, dict.fromkeys(targets)), *_peers(against)]
+    for each in targets:
+        _require_runtime(each.partition(":")[0])
     threads = torch.get_num_threads() if threads is None else threads
     require_threads(threads)
     given = Given(model, tuple(args), dict(kwargs or {}), threads)
@@ -245,6 +248,17 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _require_runtime(name: str) -> None:
+    """Raise `UsageError` for a target whose programs have no runtime here, or one too slow to be timed."""
+    target = find(name)
+    if target.files.load is None or target.runtime.most_operations < math.inf:
+        found = (
+            "a reference model runs its files" if target.files.load else "its files do not run on this CPU"
+        )
+        fix = "choose a target whose files a CPU runs: xnnpack, litert, torch or inductor"
+        raise UsageError(f"target {name}", f"{found}, so a time would say nothing", fix)
 
 
 def _peers(names: Sequence[str] | None) -> list[Runtime]:

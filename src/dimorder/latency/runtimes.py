@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.cpu import family
+from dimorder.errors import UsageError
 from dimorder.graph.nodes import tensors_in
 from dimorder.latency.timing import Invocation
 from dimorder.targets import find, info
@@ -66,6 +67,10 @@ def ours(chosen: str) -> Runtime:
     ('dimorder, torch', '.pt2', 'dimorder, xnnpack by time')
     """
     target, _, objective = chosen.partition(":")
+    about = info(target)
+    if objective and objective not in about.objectives:
+        fix = f"write {' or '.join(f'{target}:{each}' for each in about.objectives)}"
+        raise UsageError(f"target {chosen}", f"no objective {objective!r} of target {target}", fix)
 
     def write(given: Given, path: Path) -> tuple[KernelTime, ...] | None:
         from dimorder.api import lower
@@ -74,7 +79,7 @@ def ours(chosen: str) -> Runtime:
         lowered = lower(given.model, given.args, given.kwargs, target=target, objective=by)
         lowered.save(path)
         times = measured_times().get(family())
-        kernels = getattr(lowered.artifact, "kernels", ())  # of float32; only target xnnpack has them
+        kernels = lowered.artifact.kernels if target == "xnnpack" else ()  # of float32
         known = kernels and not lowered.artifact.outside
         return by_name(times, kernels) if known and times and times.threads == given.threads else None
 
@@ -85,7 +90,6 @@ def ours(chosen: str) -> Runtime:
         program = load(path, target=found, threads=given.threads if found.runtime.set_threads else None)
         return lambda: program.run(*given.tensors)
 
-    about = info(target)
     imports = ("dimorder.api", about.target.partition(":")[0], "executorch.extension.pybindings._C")
     needed = imports if about.suffix == ".pte" else imports[:2]
     title = f"dimorder, {target} by {objective}" if objective else f"dimorder, {target}"
