@@ -57,7 +57,7 @@ class Lowered:
     Lowered for torch, ... bytes, max_rel_error=0.0e+00
     input   input    2 x 3  float32  NC (0, 1)
     output  output0  2 x 3  float32  NC (0, 1)
-    target  torch: 3 operators, 3 configurations
+    target  torch: 3 steps, 3 configurations
     cost    0 bytes, 0 conversions
     proof   no plan costs less than 0 bytes: optimal over complete candidates (default)
     conversions  none

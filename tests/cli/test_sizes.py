@@ -58,10 +58,14 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
 @pytest.mark.parametrize(
     ("argv", "found", "fix"),
     [
-        (["--input", "Nx3xHx7"], "the symbol H, without a range", "give --range H=64..256, or H=64..256:32"),
+        (
+            ["--input", "Nx3xHx7"],
+            "the dynamic size H, without a range",
+            "give --range H=64..256, or H=64..256:32",
+        ),
         (
             ["--input", "2x3x5x7", "--range", "N=1..4"],
-            "a symbol that is in no --input",
+            "a dynamic size that is in no --input",
             "write the letter there",
         ),
         (["--input", "Nx3x5x7", "--range", "N=4"], "no range", "write N=1..16, or H=64..256:32"),
@@ -71,9 +75,10 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
             "range 1 to 16 in steps of 4",
             "give multiples of 4",
         ),
-        (["--input", "Nx3x5x7", "--cost-at", "N"], "no size of a symbol", "write N=8"),
-        (["--input", "Nx3x5x7", "--cost-at", "N=²"], "no size of a symbol", "write N=8"),
+        (["--input", "Nx3x5x7", "--cost-at", "N"], "no value of a dynamic size", "write N=8"),
+        (["--input", "Nx3x5x7", "--cost-at", "N=²"], "no value of a dynamic size", "write N=8"),
         (["--input", "Nx3x5x7", "--cost-at", "N=17"], "N = 17", "give a size of N = 1 … 16"),
+        (["--input", "2x3x5x7", "--cost-at", "N=4"], "a network without dynamic sizes", "leave it out"),
         (
             ["--input", "Nx3x5x7", "--target", "tosa"],
             "symbolic sizes, N = 1 … 16",
@@ -104,7 +109,7 @@ def test_integers_of_a_recipe_have_any_size(tmp_path: Path) -> None:
 
 def test_a_command_that_runs_a_network_wants_numbers(capfd) -> None:
     assert main(["inspect", f"{HERE}:Tiny", "--input", "Nx3x5x7"]) != 0
-    assert "the symbol N, where one size is needed" in capfd.readouterr().err
+    assert "the dynamic size N, where a fixed one is needed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("letter", ["N", "S"])

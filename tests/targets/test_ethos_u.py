@@ -251,7 +251,7 @@ def test_cycles_are_known_of_what_is_lowered_alone(quantised: nn.Module) -> None
         dimorder.plan(quantised, (inputs(),), target="ethos-u85-256", objective="cycles")
     assert refusal(raised.value) == [
         "objective",
-        "  found: 'cycles', which is known of what is lowered, and not of a plan",
+        "  found: 'cycles', which only lower can compare",
         "  fix: lower the network, or plan by bytes or count",
     ]
 

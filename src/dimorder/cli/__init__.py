@@ -58,13 +58,13 @@ EXAMPLES = """\
   dimorder explain torchvision.models:resnet18 --input 1x3x224x224
 
 every command has examples of its own: dimorder lower --help
-exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted"""
+exit codes: 0 done, 1 refused or a check failed, 2 wrong usage, 130 interrupted"""
 
 WELCOME = f"""\
 {_DESCRIPTION} Three commands to try:
 
   dimorder plan torchvision.models:swin_t --input 1x3x224x224 --target xnnpack
-      the order that each operator wants, and each conversion that is left, with its operators and bytes
+      each conversion that is left, with its operators, bytes and source lines
   dimorder inspect torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
       the order in which PyTorch runs each operator, and where channels-last is lost
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
@@ -144,7 +144,7 @@ def parser() -> CommandParser:
             command.examples,
             command.name,
             help=command.summary,
-            description=f"{command.summary.capitalize()}.",
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         )
         of_command.add_argument(
             "--debug", action="store_true", help="show tracebacks, and what libraries print"

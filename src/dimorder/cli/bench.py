@@ -13,6 +13,7 @@ from dimorder.cli import models
 from dimorder.cli.answer import DONE, NO, Answer, read_json
 from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import (
+    MODULE_HELP,
     Command,
     CommandParser,
     json_option,
@@ -44,13 +45,13 @@ _CONVERT, _OPS = "convert", "ops"
 
 
 def add_options(parser: CommandParser) -> None:
-    model_options(parser)
+    model_options(parser, f"{MODULE_HELP}; or convert or ops, for what no network needs")
     parser.add_argument(
         "--target",
         action="append",
         metavar="TARGET[:OBJECTIVE]",
-        help="what dimorder lowers it to: xnnpack (the default), litert, torch or inductor, and the objective; "
-        "others are compared with the first",
+        help="what dimorder lowers it to: xnnpack (the default), litert, torch or inductor, and the "
+        "objective; others are compared with the first",
     )
     parser.add_argument(
         "--against",
@@ -59,7 +60,7 @@ def add_options(parser: CommandParser) -> None:
         help="a runtime to compare with; once for each (default: all that are installed)",
     )
     parser.add_argument(
-        "--rounds", type=int, default=30, metavar="N", help="timed calls of each (default 30)"
+        "--rounds", type=int, default=30, metavar="N", help="timed calls of each, 5 at least (default 30)"
     )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of each (default: as many as torch has)"

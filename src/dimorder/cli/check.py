@@ -12,7 +12,14 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.cli import models
 from dimorder.cli.answer import DONE, NO, Answer, check_outputs, output_paths
 from dimorder.cli.console import ProgressLine
-from dimorder.cli.options import Command, CommandParser, json_option, model_options
+from dimorder.cli.options import (
+    INPUT_HELP,
+    MODULE_HELP,
+    Command,
+    CommandParser,
+    json_option,
+    model_options,
+)
 from dimorder.errors import UsageError, installed
 
 if TYPE_CHECKING:
@@ -40,7 +47,8 @@ repository's files, in CI or as a pre-commit hook."""
 
 
 def add_options(parser: CommandParser) -> None:
-    model_options(parser)
+    files = "a .pte, .tflite or .tosa file of any tool, a .pt2 of torch.export"
+    model_options(parser, f"{files}, or {MODULE_HELP}", f"{INPUT_HELP}, for a module:name")
     parser.add_argument(
         "--input-order", metavar="ORDER", help="the order of a network's inputs (default contiguous)"
     )

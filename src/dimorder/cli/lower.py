@@ -46,13 +46,13 @@ A factory is called with torch's seed at 0, and its network put in eval mode."""
 
 
 def add_options(parser: CommandParser) -> None:
-    network_options(parser)
+    network_options(parser, writes=True)
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         help="the program: a .pte for xnnpack, a .pt2 for torch, a .tflite for litert, a .tosa for tosa "
-        "(its contract beside it)",
+        "(its contract becomes a second file)",
     )
     parser.add_argument(
         "--run",
@@ -80,8 +80,8 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     target = target_of(options)
     if options.output:
         target.check_name(Path(options.output))
-        beside = {f"{end} beside -o": options.output + end for end in target.files.companions}
-        check_outputs({**written, **beside}, input_paths(options))
+        seconds = {f"{end} of -o": options.output + end for end in target.files.companions}
+        check_outputs({**written, **seconds}, input_paths(options))
     fixed = target.dynamic is None
     by_size = fixed and bool(sizes.symbols(options.input, options.range))
     if by_size:
@@ -163,14 +163,15 @@ def _lines(lowered: Lowered, fidelity: Sequence[OutputFidelity], output: str | N
             f"{worst.wasted} of {worst.levels}; quantise with dimorder.quantize, which observes behind clamps"
         )
     outside = ", ".join(f"{count} {name}" for name, count in artifact.outside.items())
-    yield f"delegates    {artifact.delegates}, outside of them: {outside or 'nothing'}"
+    if artifact.delegates or outside:  # other targets have none
+        yield f"delegates    {artifact.delegates}, outside of them: {outside or 'nothing'}"
     yield f"constants    {lowered.constant_bytes_added:,} bytes added"
     if artifact.npu is not None:
         yield str(artifact.npu)
     if output:
         seconds = sum(lowered.seconds.values())
-        beside = "".join(f", beside it {output}{end}" for end in artifact.companions)
-        yield f"written      {output}, {len(artifact.data):,} bytes, in {seconds:.1f} s{beside}"
+        more = "".join(f", with {output}{end}" for end in artifact.companions)
+        yield f"written      {output}, {len(artifact.data):,} bytes, in {seconds:.1f} s{more}"
 
 
 COMMAND = Command(

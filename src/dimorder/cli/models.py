@@ -143,8 +143,8 @@ def example_inputs(
 
     letters = [size for option in options for size in option.shape if isinstance(size, str)]
     if not set(letters) <= set(sizes):
-        fix = "give a number: symbols are for dimorder lower, plan and explain"
-        raise UsageError("--input", f"the symbol {letters[0]}, where one size is needed", fix)
+        fix = "give a number: dynamic sizes are for dimorder lower, plan and explain"
+        raise UsageError("--input", f"the dynamic size {letters[0]}, where a fixed one is needed", fix)
 
     names = [option.name for option in options if option.name]
     twice = sorted({name for name in names if names.count(name) > 1})

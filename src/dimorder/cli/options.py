@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from dimorder.reading import Normalization
     from dimorder.targets.base import Target
 
-_MODEL_HELP = (
-    "a .pt2 file, or module:name, such as mynet:Net for the class Net of mynet.py in this folder; "
+MODULE_HELP = (
+    "module:name, such as mynet:Net for the class Net of mynet.py in this folder; "
     "the name is a callable that returns a torch.nn.Module, or a Module"
 )
+INPUT_HELP = "one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default)"
 
 
 @dataclass(frozen=True)
@@ -62,21 +63,27 @@ class CommandParser(argparse.ArgumentParser):
 # The options
 
 
-def network_options(parser: CommandParser) -> None:
-    """Add MODEL and the options of its plan, which `plan_network` and `pipeline` read."""
-    model_options(parser)
+def network_options(parser: CommandParser, *, writes: bool = False) -> None:
+    """Add MODEL and the options of its plan, which `plan_network` and `pipeline` read.
+
+    `writes` is whether the command has -o, whose file may choose the target.
+    """
+    model_options(
+        parser,
+        f"a .pt2 file, or {MODULE_HELP}",
+        f"{INPUT_HELP}; a .pt2 needs none; a letter is a dynamic size, as in Nx3x224x224: one program for "
+        "all its sizes",
+    )
     parser.lists_targets = True
     parser.offers = (("--objective", "objectives"), ("--quantize", "recipes"), ("--option", "options"))
-    parser.add_argument(
-        "--target",
-        help="what to lower for, of the targets below (default: the one that writes -o's file, or torch)",
-    )
+    default = "the one that writes -o's file, or torch" if writes else "torch"
+    parser.add_argument("--target", help=f"what to lower for, of the targets below (default: {default})")
     parser.add_list("--option", metavar="NAME=VALUE", help="an option of the target, of those below")
     parser.add_list(
         "--range",
         type=sizes.parse_range,
         metavar="LETTER=FROM..TO[:STEP]",
-        help="the sizes that a symbol of --input may be, such as N=1..16, or H=64..256:32 for multiples of "
+        help="the values of a dynamic size of --input, such as N=1..16, or H=64..256:32 for multiples of "
         "32 (default 1..16 where it is an input's first dimension)",
     )
     parser.add_list(
@@ -109,7 +116,7 @@ def network_options(parser: CommandParser) -> None:
         "--calibrate",
         metavar="PATH",
         help="inputs like those that the network will get, for --quantize: a .npz (examples along the first "
-        "dimension), or a folder of .npy, .npz and pictures, which become (x / 255 - mean) / std",
+        "dimension), a .npy or a picture, or a folder of these; pictures become (x / 255 - mean) / std",
     )
     normalization_options(parser)
 
@@ -137,9 +144,14 @@ def file_input_options(parser: CommandParser, default: str = "") -> None:
 def normalization_options(parser: CommandParser) -> None:
     """Add the options for an image's normalization, which `normalization` reads."""
     parser.add_argument(
-        "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
+        "--mean", type=_numbers, metavar="A,B,C", help="mean of each image channel, from 0 to 1 (default 0)"
     )
-    parser.add_argument("--std", type=_numbers, metavar="A,B,C", help="of an image's channels (default 1)")
+    parser.add_argument(
+        "--std",
+        type=_numbers,
+        metavar="A,B,C",
+        help="standard deviation of each image channel (default 1)",
+    )
 
 
 def normalization(options: argparse.Namespace) -> Normalization | None:
@@ -157,15 +169,14 @@ def _numbers(text: str) -> tuple[float, ...]:
     raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0.5,0.5,0.5")
 
 
-def model_options(parser: CommandParser) -> None:
-    """Add MODEL, its arguments and its inputs, which `models` reads."""
-    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+def model_options(parser: CommandParser, model: str = MODULE_HELP, inputs: str = INPUT_HELP) -> None:
+    """Add MODEL, its arguments and its inputs, which `models` reads, with these lines of help."""
+    parser.add_argument("model", metavar="MODEL", help=model)
     parser.add_list(
         *("--input", "-i"),
         type=models.InputOption.parse,
         metavar="[NAME=]SHAPE[:DTYPE]",
-        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none; "
-        "a letter is a symbol, as in Nx3x224x224: one program for all its sizes (lower, plan, explain)",
+        help=inputs,
     )
     parser.add_list(
         "--arg",

@@ -39,7 +39,7 @@ def parse_size(text: str) -> tuple[str, int]:
     """
     name, _, size = text.partition("=")
     if not name.isidentifier() or not size.isdecimal():
-        raise UsageError(f"--cost-at {text}", "no size of a symbol", "write N=8")
+        raise UsageError(f"--cost-at {text}", "no value of a dynamic size", "write N=8")
     return name, int(size)
 
 
@@ -59,12 +59,12 @@ def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> d
                 continue
             if size not in known and dim:
                 fix = f"give --range {size}=64..256, or {size}=64..256:32 for multiples of 32"
-                raise UsageError(f"--input {option}", f"the symbol {size}, without a range", fix)
+                raise UsageError(f"--input {option}", f"the dynamic size {size}, without a range", fix)
             found[size] = known.get(size, Symbol(size, *BATCH))
     unused = sorted(set(known) - set(found))
     if unused:
         fix = f"write the letter there, as in {unused[0]}x3x224x224"
-        raise UsageError(f"--range {unused[0]}=…", "a symbol that is in no --input", fix)
+        raise UsageError(f"--range {unused[0]}=…", "a dynamic size that is in no --input", fix)
     return found
 
 

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
 from dimorder.clock import Progress, StepPart, report_each
+from dimorder.errors import UsageError
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.passes import require
 from dimorder.graph.quantized import equal_ones
@@ -129,12 +130,16 @@ def solve_layout(
     """Return the cheapest plan; with dynamic sizes it is one for all sizes, with what is proven of it.
 
     Raises:
+        UsageError: if costs are asked for at sizes, and none is dynamic.
         UnsupportedError: if every plan needs a transpose of a rank that the target lacks, or if an operator
             may run in other ways at one point than at another.
     """
     contract, target = variants[0].contract, variants[0].target
     max_rank, sizes = target.capabilities.max_rank, source.sizes
     progress(StepPart("solve", limit_s=LIMIT_S))
+    if sizes is None and request.cost_at is not None:
+        fix = "leave it out, or give the network dynamic sizes"
+        raise UsageError("cost_at", "a network without dynamic sizes", fix)
     if sizes is None:
         problem, proof = problems[0], None
         layout = choose(problem, max_rank)

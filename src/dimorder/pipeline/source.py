@@ -145,7 +145,7 @@ def layout_costs(target: Target, objective: str) -> Costs:
         UsageError: if the target has no such objective, or knows it only of lowered programs.
     """
     if objective in target.contenders:
-        found = f"{objective!r}, which is known of what is lowered, and not of a plan"
+        found = f"{objective!r}, which only lower can compare"
         raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")
     if objective not in target.costs:
         known = (*target.costs, *target.contenders)

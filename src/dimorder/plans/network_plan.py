@@ -287,13 +287,13 @@ class NetworkPlan:
 
     def _summary(self) -> list[str]:
         certificate, problem = self.certificate, self.extracted.problem
-        operators, configs = problem.size
+        steps, configs = problem.size
         cost = ", ".join(map(counted, self.cost, self.units))
         verdict = "optimal" if certificate.optimal else "not proven optimal"
         bound = counted(certificate.lower_bound, self.units[0])
         return [
             *str(self.contract).splitlines(),
-            f"target  {self.target}: {operators} operators, {configs} configurations",
+            f"target  {self.target}: {steps} steps, {configs} configurations",
             *([] if self.ranges is None else [f"sizes   {self.ranges.ranges}"]),
             f"cost    {cost}{'' if self.ranges is None else f' at {format_point(self.ranges.cost_at)}'}",
             f"proof   no plan costs less than {bound}: {verdict} over {certificate.candidates} candidates "

@@ -31,7 +31,7 @@ class Adaptation:
     cost_bytes: int
 
     def __str__(self) -> str:
-        return f"{self.value}: {self.found} -> {describe(self.promised)}, {self.cost_bytes} bytes"
+        return f"{self.value}: {self.found} -> {describe(self.promised)}, {self.cost_bytes:,} bytes"
 
 
 @dataclass(frozen=True)

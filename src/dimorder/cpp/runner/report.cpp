@@ -49,7 +49,7 @@ std::string guard_text(const Program& program, const Report& report) {
   for (const Conversion& each : report.conversions) {
     const dimorder_tensor& tensor = tensor_of(program, each);
     text += "  " + name_of(tensor) + ": " + each.found + " -> " + order_of(tensor) + ", ";
-    text += std::to_string(each.cost_bytes) + " bytes\n";
+    text += with_commas(each.cost_bytes) + " bytes\n";
   }
   return text;
 }

@@ -61,7 +61,10 @@ def info(accelerator: str) -> TargetInfo:
         "pip install 'dimorder[executorch,tosa]'",
         f"dimorder.targets.ethos_u.target:{accelerator.upper().replace('-', '_')}",
         family="ethos-u…",
-        objectives={**COUNTED, "cycles": "cycles by Vela, the fewest of several plans that are all lowered"},
+        objectives={
+            **COUNTED,
+            "cycles": "cycles by Vela, the fewest of several plans that are all lowered; of lower alone",
+        },
         recipes=RECIPES,
         options={
             "system_config": "a section of Vela's Arm/vela.ini",

@@ -98,7 +98,7 @@ class TfLiteSummary:
             return "\n".join([*lines, f"not loaded  {self.error}"])
         lines.append(f"delegates  {self.delegates} by XNNPACK")
         beside = ", ".join(f"{count} {kind}" for kind, count in sorted(self.beside.items()))
-        return "\n".join([*lines, f"beside them  {beside or 'nothing'}"])
+        return "\n".join([*lines, f"outside of them  {beside or 'nothing'}"])
 
 
 def read_contracts(data: bytes) -> dict[str, Contract]:

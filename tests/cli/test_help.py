@@ -1,0 +1,41 @@
+"""Test what the help of a command says, and which options a command offers there."""
+
+from __future__ import annotations
+
+import pytest
+
+from dimorder.cli import COMMANDS, main
+from tests.cli.commands import HERE, INPUT
+
+pytestmark = pytest.mark.usefixtures("at_root")
+
+
+def help_of(command, capfd):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    return " ".join(capfd.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_help_begins_with_the_summary_as_it_is_written(command, capfd):
+    first, rest = command.summary[0], command.summary[1:]
+    assert f"{first.upper()}{rest}." in help_of(command.name, capfd)
+
+
+@pytest.mark.parametrize("command", ["inspect", "bench"])
+def test_a_command_that_takes_no_exported_program_offers_none(command, capfd):
+    text = help_of(command, capfd)
+    assert ".pt2" not in text and "a letter" not in text
+
+
+def test_only_lower_has_a_file_that_chooses_the_target(capfd):
+    assert "-o's file" in help_of("lower", capfd)
+    assert all("-o's file" not in help_of(command, capfd) for command in ("plan", "explain"))
+
+
+def test_only_targets_with_delegates_print_a_line_about_them(tmp_path, capfd):
+    for target, suffix, count in (("xnnpack", "pte", 1), ("torch", "pt2", 0)):
+        pytest.importorskip("executorch")
+        argv = ["lower", f"{HERE}:Tiny", *INPUT, "--target", target, "-o", str(tmp_path / f"net.{suffix}")]
+        assert main(argv) == 0
+        assert capfd.readouterr().out.count("\ndelegates ") == count
