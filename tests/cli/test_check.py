@@ -16,7 +16,7 @@ from dimorder.cli import main
 from dimorder.errors import ContractError
 from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.pte import read_contract
-from dimorder.runtime.kernels import KernelTable
+from dimorder.runtime.kernels import LEGEND, KernelTable
 from tests.cli.commands import refused
 
 HERE = "tests.cli.test_check"
@@ -41,7 +41,19 @@ class Turned(nn.Module):
         return x.permute(0, 2, 1) + 1
 
 
-KEYS = {"safe", "boundaries", "fed", "operators", "conversion_count", "bytes", "delegates", "outside"}
+SAFE = "verdict  no operator calls are wrong or refused"
+ONE = "verdict  1 operator call is wrong or refused"
+KEYS = {
+    "format",
+    "safe",
+    "boundaries",
+    "fed",
+    "operators",
+    "conversion_count",
+    "bytes",
+    "delegates",
+    "outside",
+}
 TWO = ["--input", "x=2x3x5x7", "--input", "y=2x4x5x7"]
 
 
@@ -76,8 +88,9 @@ def test_a_file_with_a_danger_ends_with_1_and_the_danger_comes_first(files, capf
         "fed      input1: NCHW (0, 1, 2, 3) wrong, NHWC (0, 2, 3, 1) right; by dimorder.load: right",
         "wrong    aten::cat.out  rank 4 LL x1",
         "right    aten::relu.out rank 4 LL x1",
+        f"letters  one per tensor, results last: {LEGEND}",
         "conversions  none",
-        "verdict  1 wrong or refused",
+        ONE,
     ]
 
 
@@ -87,14 +100,14 @@ def test_a_file_without_a_danger_ends_with_0(files, capfd):
     assert (
         "fed      input0: NCHW (0, 1, 2, 3) right, NHWC (0, 2, 3, 1) wrong; by dimorder.load: right" in lines
     )
-    assert lines[-1] == "verdict  safe"
+    assert lines[-1] == SAFE
 
 
 def test_the_json_of_a_file_says_the_same(files, tmp_path, capfd):
     assert main(["check", str(files / "danger.pte"), "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert set(found) == KEYS
-    assert found["safe"] is False
+    assert found["format"] == "pte" and found["safe"] is False
     assert [tensor["order"] for tensor in found["boundaries"]["inputs"]] == ["NHWC", "NHWC"]
     assert found["fed"]["input0"] == {"NCHW (0, 1, 2, 3)": "wrong", "NHWC (0, 2, 3, 1)": "right"}
     assert found["operators"] == [
@@ -103,19 +116,21 @@ def test_the_json_of_a_file_says_the_same(files, tmp_path, capfd):
     ]
     assert main(["check", str(files / "safe.pte"), "--json", str(tmp_path / "safe.json")]) == 0
     assert json.loads((tmp_path / "safe.json").read_text())["safe"] is True
-    assert "verdict  safe" in capfd.readouterr().out
+    assert SAFE in capfd.readouterr().out
 
 
 def test_a_network_is_checked_as_stock_lowering_would_make_it(capfd):
     assert main(["check", f"{HERE}:Joined", *TWO]) == 0
-    assert capfd.readouterr().out.splitlines()[-1] == "verdict  safe"
+    assert capfd.readouterr().out.splitlines()[-1] == SAFE
     assert main(["check", f"{HERE}:Joined", *TWO, "--input-order", "NHWC"]) == 1
-    first, last_line = capfd.readouterr().out.splitlines()
+    title, first, last_line = capfd.readouterr().out.splitlines()
+    assert title == "checked  as ExecuTorch itself would lower the network to its portable kernels"
     assert first.startswith("wrong    cat NHWC (0, 2, 3, 1) in, NHWC (0, 2, 3, 1) out at ")
-    assert "test_check.py:" in first and last_line == "verdict  1 wrong or refused"
+    assert "test_check.py:" in first and last_line == ONE
     assert main(["check", f"{HERE}:Joined", *TWO, "--input-order", "NHWC", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
-    assert (found["boundaries"], found["fed"], found["operators"][0]["operator"]) == (None, {}, "cat")
+    assert (found["format"], found["boundaries"], found["fed"]) == (None, None, {})
+    assert found["operators"][0]["operator"] == "cat"
     assert set(found) == KEYS and found["conversion_count"] is found["bytes"] is None
 
 
@@ -127,7 +142,7 @@ def test_an_order_that_no_input_can_have_is_refused(capfd):
 def test_inputs_of_another_rank_than_the_orders_keep_theirs(capfd):
     mixed = ["--input", "x=2x3x5x7", "--input", "y=3"]
     assert main(["check", f"{HERE}:Shifted", *mixed, "--input-order", "NHWC"]) == 1
-    assert capfd.readouterr().out.startswith("refused  permute NHWC (0, 2, 3, 1) in")
+    assert capfd.readouterr().out.splitlines()[1].startswith("refused  permute NHWC (0, 2, 3, 1) in")
 
 
 @pytest.mark.parametrize("name", ["safe.pte", "net.pt2"])
@@ -213,9 +228,10 @@ def test_a_budget_of_conversions_holds_for_each_of_several_files(files, tmp_path
     assert main(["check", str(turned), "--max-conversions", "1"]) == 0
     assert "budget" not in capfd.readouterr().out
     assert main(["check", safe, str(turned), "--max-conversions", "0", "--json"]) == 1
-    assert {name: one["conversion_count"] for name, one in json.loads(capfd.readouterr().out).items()} == {
-        safe: 0,
-        str(turned): 1,
+    told = json.loads(capfd.readouterr().out)
+    assert {name: (one["conversion_count"], one["within_budget"]) for name, one in told.items()} == {
+        safe: (0, True),
+        str(turned): (1, False),
     }
     assert main(["check", safe, str(turned), "--max-conversions", "0"]) == 1
     said = capfd.readouterr().out.splitlines()

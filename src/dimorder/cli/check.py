@@ -74,7 +74,8 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
         texts += [name, str(one)] if len(found) > 1 else [str(one)]
         texts += [f"budget   {over[name]} conversions, at most {budget} allowed"] if name in over else []
     is_safe = all(getattr(one, "is_safe", True) for one in found.values())
-    data = {name: one.to_dict() for name, one in found.items()}
+    verdicts = {name: {"within_budget": name not in over} for name in counts}
+    data = {name: {**one.to_dict(), **verdicts.get(name, {})} for name, one in found.items()}
     code = DONE if is_safe and not over else NO
     return Answer("\n".join(texts), data if len(data) > 1 else data[names[0]], code=code)
 

@@ -19,7 +19,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import consistent_tables, forward_plan, read_contract, read_tables
-from dimorder.runtime.kernels import KernelTable, KernelVerdict, executorch_version, kernel_calls
+from dimorder.runtime.kernels import LEGEND, KernelTable, KernelVerdict, executorch_version, kernel_calls
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
 
@@ -65,6 +65,7 @@ class Check:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `dimorder check --json`; the keys are stable."""
         return {
+            "format": None if self.contract is None else "pte",
             "safe": self.is_safe,
             "boundaries": None if self.contract is None else self.contract.to_dict(),
             "fed": self.fed,
@@ -73,15 +74,20 @@ class Check:
         }
 
     def __str__(self) -> str:
-        lines = [] if self.contract is None else [str(self.contract)]
+        lines = ["checked  as ExecuTorch itself would lower the network to its portable kernels"]
+        if self.contract is not None:
+            lines = [str(self.contract)]
         for name, orders in self.fed.items():
             said = ", ".join(f"{order} {verdict}" for order, verdict in orders.items())
             lines.append(f"fed      {name}: {said}; by dimorder.load: right")
         width = max((len(row.operator) for row in self.rows), default=0)
         dangers = sum(row.count for row in self.rows if row.verdict in ("wrong", "refused"))
         lines += [f"{row.verdict:8} {row.operator:{width}} {row.orders} x{row.count}" for row in self.rows]
-        lines += [] if self.conversions is None else [str(self.conversions)]
-        lines.append(f"verdict  {f'{dangers} wrong or refused' if dangers else 'safe'}")
+        if self.conversions is not None:
+            lines += [f"letters  one per tensor, results last: {LEGEND}"] if self.rows else []
+            lines.append(str(self.conversions))
+        calls = "operator call is" if dangers == 1 else "operator calls are"
+        lines.append(f"verdict  {dangers or 'no'} {calls} wrong or refused")
         return "\n".join(lines)
 
 
@@ -125,8 +131,10 @@ def check_file(path: str | os.PathLike[str]) -> Check:
     output  output0  2 x 3 x 5  float32  NCL (0, 1, 2)
     fed      input0: NCL (0, 1, 2) right, NLC (0, 2, 1) refused; by dimorder.load: right
     right    aten::relu.out rank 3 CC x1
+    letters  one per tensor, results last: C contiguous, L channels-last, l an order that sizes of 1 make \
+the same as contiguous, X another, o fewer dims
     conversions  none
-    verdict  safe
+    verdict  no operator calls are wrong or refused
     """
     where, contract = f"loading {path}", read_contract(path)
     tables = read_tables(Path(path).read_bytes(), where)

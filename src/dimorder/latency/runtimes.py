@@ -79,7 +79,7 @@ def ours(chosen: str) -> Runtime:
         lowered = lower(given.model, given.args, given.kwargs, target=target, objective=by)
         lowered.save(path)
         times = measured_times().get(family())
-        kernels = lowered.artifact.kernels if target == "xnnpack" else ()  # of float32
+        kernels = getattr(lowered.artifact, "kernels", ()) if target == "xnnpack" else ()  # of float32
         known = kernels and not lowered.artifact.outside
         return by_name(times, kernels) if known and times and times.threads == given.threads else None
 
