@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import capture
 from dimorder.contract import (
     Contract,
     StateSpec,
@@ -13,6 +15,7 @@ from dimorder.contract import (
 )
 from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, is_intact, seal
 from dimorder.errors import ContractError, UsageError
+from dimorder.plans.make_contract import make_contract
 
 NCHW, NHWC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
 IMAGE = TensorSpec("image", ("n", 3, 5, 7), "float32", NHWC)
@@ -204,3 +207,29 @@ def test_state_travels_in_the_contract_and_is_no_input():
     assert "state" not in json.loads(Contract((x,), (x,)).to_json())
     with pytest.raises(UsageError, match="more than once"):
         Contract((x,), (x,), state=(state, state))
+
+
+@pytest.mark.parametrize(
+    ("orders", "found", "fix"),
+    [
+        (
+            "NHCW",
+            "NHCW fits no input of shape (2, 3, 5, 7): no order of this name for 4 dims",
+            "give one of NC",
+        ),
+        (
+            "NLC",
+            "NLC fits no input of shape (2, 3, 5, 7): an order of 3 dims for a tensor of 4",
+            "give an order",
+        ),
+        (torch.preserve_format, "torch.preserve_format fits no input", "give one of NCHW"),
+        ({"x": "NHWC"}, "a dict", "give a list with one order per input"),
+        ((0, 2, 3, 1), "(0, 2, 3, 1), which is one order", "write DimOrder(0, 2, 3, 1)"),
+    ],
+    ids=str,
+)
+def test_orders_that_no_input_can_have_are_refused_with_those_that_it_can_have(orders, found, fix):
+    with pytest.raises(UsageError) as caught:
+        make_contract(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), orders, None)
+    assert caught.value.where == "input orders"
+    assert caught.value.found.startswith(found) and caught.value.fix.startswith(fix)

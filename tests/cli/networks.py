@@ -56,6 +56,20 @@ class Scaled(nn.Module):
         return torch.stack([(scale * image).mean() for scale in scales])
 
 
+class Named(nn.Module):
+    """Takes tensors in a dict."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.cat(list(batch.values()))
+
+
+class Listed(nn.Module):
+    """Takes tensors in a list."""
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        return images[0] + images[1]
+
+
 class Unruly(nn.Module):
     """A matrix inverse, which no rule knows, between two convolutions."""
 

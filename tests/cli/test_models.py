@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 import torch
 
-from dimorder import api
+from dimorder import api, targets
 from dimorder.cli import main, models
 from tests.cli.commands import HERE, INPUT, SHAPE, refused, tiny
 from tests.conftest import ROOT
@@ -40,6 +42,29 @@ def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):
     assert "not a readable exported program" in refused(capfd, ["plan", cut], 2)
 
 
+@pytest.mark.parametrize("suffix", [".pte", ".tflite", ".tosa"])
+def test_a_lowered_file_is_no_network(suffix, capfd, tmp_path):
+    file = tmp_path / f"net{suffix}"
+    file.write_bytes(b"whatever")
+    for command in ("plan", "inspect", "bench"):
+        text = refused(capfd, [command, file], 2)
+        assert "is lowered for target" in text and f"dimorder check {file}" in text
+
+
+def test_a_compiled_pt2_is_no_network(capfd, tmp_path):
+    file = tmp_path / "net.pt2"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"net/{targets.info('inductor').member}/model.so", b"")
+    assert "is lowered for target inductor already" in refused(capfd, ["plan", file], 2)
+
+
+def test_the_file_of_a_module_is_no_network(capfd, tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert "fix: write nets:NAME" in refused(capfd, ["plan", "nets.py"], 2)
+    assert "fix: write nets:Conv" in refused(capfd, ["plan", "nets.py:Conv"], 2)
+
+
 # What cannot be meant, and what fails
 
 
@@ -67,8 +92,8 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
         (["plan", "no_such_package.nets:net", *INPUT], 2, "no module named 'no_such_package'"),
         (["plan", "tests.no_such_module:net", *INPUT], 2, "no module named 'tests.no_such_module'"),
         (["plan", f"{HERE}:Tinny", *INPUT], 2, "did you mean Tiny"),
-        (["plan", f"{HERE}:A_NUMBER", *INPUT], 2, "found: a int"),
-        (["plan", f"{HERE}:no_network", *INPUT], 2, "it gives a str"),
+        (["plan", f"{HERE}:A_NUMBER", *INPUT], 2, "found: an object of type int"),
+        (["plan", f"{HERE}:no_network", *INPUT], 2, "it gives an object of type str"),
         (["plan", f"{HERE}:fails", *INPUT], 1, "ValueError: the weights (networks.py:"),
         (["plan", f"{HERE}:Tiny", "--arg", "depth=3", *INPUT], 2, "unexpected keyword argument 'depth'"),
         (["plan", f"{HERE}:PARTIAL", *INPUT], 2, "give --arg key=value as PARTIAL(dtype: 'str')"),
@@ -76,7 +101,7 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
         (["plan", f"{HERE}:Tiny", "--arg", "depth", *INPUT], 2, "no key=value"),
         (["plan", f"{HERE}:Tiny"], 2, "missing a required argument: 'x'"),
         (["plan", f"{HERE}:Tiny", *INPUT, *INPUT], 2, "too many positional arguments"),
-        (["plan", f"{HERE}:Tiny", "--input", "y=2x3x5x7"], 2, "forward(x: "),
+        (["plan", f"{HERE}:Tiny", "--input", "y=2x3x5x7"], 2, "'y', which is no argument of forward"),
         (["plan", f"{HERE}:Tiny", "--input", "x=2x3x5x7", "--input", "x=2x3x5x7"], 2, "more than once"),
         (["plan", f"{HERE}:Tiny", "--input", "2x4x5x7"], 2, "to have 3 channels, but got 4 channels"),
         (["plan", f"{HERE}:Tiny", "--input", "2x3x5x7:int64"], 2, "2x3x5x7, on which it raises RuntimeError"),
@@ -84,8 +109,9 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
         (["plan", f"{HERE}:Tiny", "--input", "2x3x0x7"], 2, "size 0"),
         (["plan", f"{HERE}:Tiny", "--input", "2x3x5x7:f32"], 2, "no dtype 'f32'"),
         (["plan", f"{HERE}:Tiny", "--input", "99999x3x99999x99999"], 2, "more than this machine's memory"),
-        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NLC"], 2, "right rank"),
-        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NHCW"], 2, "NHCW"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NLC"], 2, "an order of 3 dims for a tensor of 4"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NHCW"], 2, "give one of NCHW, NHWC"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "x=NHWC"], 2, "no order of this name for 4 dims"),
         (
             ["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NHWC", "--input-order", "NHWC"],
             2,
@@ -97,10 +123,26 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
         (["lower", f"{HERE}:fails", "-o", "no/such/folder/x.pte"], 2, "No such file or directory"),
         (["lower", f"{HERE}:fails", "-o", "tests"], 2, "a folder or a device"),
         (["lower", f"{HERE}:fails", "-o", "/dev/null"], 2, "a folder or a device"),
-        (["lower", f"{HERE}:fails", "-o", "x.pte", "--json", "x.pte"], 2, "given for two files"),
+        (["plan", f"{HERE}:fails", "--json", "x.json", "--explorer", "x.json"], 2, "given for two files"),
+        (
+            ["lower", f"{HERE}:Tiny", *INPUT, "-o", "x.onnx"],
+            2,
+            ".tflite (litert), .tosa (tosa), .pte (xnnpack)",
+        ),
+        (["plan", "tests.cli:networks"], 2, "write tests.cli.networks:NAME"),
+        (["plan", f"{HERE}:Named", *INPUT], 2, "; for a list or a dict of tensors, give a .pt2"),
+        (["plan", f"{HERE}:Listed", *INPUT, *INPUT], 2, "; for a list or a dict of tensors, give a .pt2"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--target", "xnpack"], 2, "did you mean xnnpack?"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--target", "tflite"], 2, "did you mean litert?"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--objective", "time"], 2, "of target torch, but of xnnpack"),
+        (
+            ["plan", f"{HERE}:Tiny", *INPUT, "--input-type", "uint8"],
+            1,
+            "fix: quantise the network first",
+        ),
         (["explain", f"{HERE}:Tiny", *INPUT, "--conversion", "one"], 2, "invalid int value"),
         (["lowr"], 2, "invalid choice: 'lowr'"),
-        (["plan", f"{HERE}:Tiny", "--inputs", "2x3x5x7"], 2, "unrecognized arguments"),
+        (["plan", f"{HERE}:Tiny", "--inputs", "2x3x5x7"], 2, "see dimorder plan --help"),
     ],
     ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, list) else "",
 )

@@ -74,7 +74,7 @@ def test_run_guards_the_input(made, tmp_path, capfd):
     ("options", "words"),
     [
         ("-o net.pte --target tosa", "no .tosa, which is what target tosa writes"),
-        ("-o net.bin", "no .pt2, which is what target torch writes"),
+        ("-o net.bin", "a suffix that no target writes\n  fix: name it net with one of .pt2 (torch)"),
         ("-o net --target tosa", "name it net.tosa"),
         ("-o net.tosa --target tosa --json net.tosa.json", "given for two files"),
         ("-o folder/net.tosa --target tosa", "folder/net.tosa.json\n  found: a folder or a device"),

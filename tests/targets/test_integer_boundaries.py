@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
         nn.Conv2d(3, 5, 3),
         {"input_types": "int8"},
         "input 'input', asked for in torch.int8 found: aten.convolution (test_integer_boundaries.py) reads "
-        "it as floats fix: quantise it first thing, or leave its type out",
+        "it as floats fix: quantise the network first: dimorder.quantize, or --quantize and --calibrate",
     ),
     "an output that is computed in floats": (
         nn.Conv2d(3, 5, 3),

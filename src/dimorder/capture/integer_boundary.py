@@ -177,6 +177,8 @@ def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType
         other = next((r for r in readers if r.target is not QUANTIZE), None)
         found = f"{operator_at(other)} reads it as floats" if other else "several scales"
         fix = "quantise it first thing, or leave its type out"
+        if all(each.target is not QUANTIZE for each in node.graph.nodes):
+            fix = "quantise the network first: dimorder.quantize, or --quantize and --calibrate"
         raise UnsupportedError(f"{called}, asked for in {dtype}", found, fix)
     boundary = own.as_type(dtype)
     set_value(node, torch.empty_like(node.meta["val"], dtype=dtype))

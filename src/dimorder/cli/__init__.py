@@ -84,7 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (sys.argv[1:] if argv is None else argv):
             print(WELCOME)
             return DONE
-        options = parser().parse_args(argv)
+        options, unknown = parser().parse_known_args(argv)
+        if unknown:
+            name = options.command.name  # argparse itself would name the help of `dimorder` alone
+            fix = f"see dimorder {name} --help"
+            raise UsageError(f"dimorder {name}", f"unrecognized arguments: {' '.join(unknown)}", fix)
     except DimorderError as error:
         print(error, file=sys.stderr)
         return USAGE

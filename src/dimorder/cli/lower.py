@@ -78,6 +78,8 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     from dimorder import api
 
     target = target_of(options)
+    if options.output and not options.target:
+        _require_suffix(options.output)
     if options.output:
         target.check_name(Path(options.output))
         seconds = {f"{end} of -o": options.output + end for end in target.files.companions}
@@ -103,6 +105,17 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.print:
         return Answer(lowered.text(options.print), data, files)
     return Answer("\n".join(_lines(lowered, fidelity, options.output)), data, files)
+
+
+def _require_suffix(output: str) -> None:
+    """Raise `UsageError` for a file from whose name no target follows."""
+    from dimorder import targets
+
+    if targets.name_for_suffix(Path(output).suffix) is None:
+        known = {info.suffix: name for name, info in reversed([*targets.infos()]) if not info.member}
+        names = ", ".join(f"{suffix} ({name})" for suffix, name in reversed(known.items()))
+        fix = f"name it {Path(output).stem} with one of {names}, or give --target"
+        raise UsageError(f"-o {output}", "a suffix that no target writes", fix)
 
 
 def _require_no_page(options: argparse.Namespace, target: str) -> None:

@@ -37,6 +37,7 @@ DTYPES = (
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
 _LIBRARIES = ("timm", "torchvision", "transformers")  # of networks, each with the name of its package
+_NESTED = "for a list or a dict of tensors, give a .pt2 that torch.export.save wrote"
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|(?:\d+|[A-Z])(?:[x,](?:\d+|[A-Z]))*)(?::(?:torch\.)?(?P<dtype>\w+))?"
 )
@@ -112,6 +113,7 @@ def parse_argument(text: str) -> tuple[str, Any]:
 
 def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
     """Return the network that MODEL names, in eval mode; raises `UsageError` if there is none."""
+    _check_kind(spec)
     if spec.endswith(".pt2") or (":" not in spec and Path(spec).exists()):
         if arguments:
             raise UsageError(
@@ -157,14 +159,16 @@ def example_inputs(
         _check_exported_inputs(model, options)
         return args, kwargs
     signature = inspect.signature(model.forward)
+    where = f"--input, for {type(model).__name__}"
+    fix = f"give one --input for each tensor of forward{signature}; {_NESTED}"
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    unknown = [] if takes_any else [name for name in kwargs if name not in signature.parameters]
+    if unknown:
+        raise UsageError(where, f"{unknown[0]!r}, which is no argument of forward", fix)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise UsageError(
-            f"--input, for {type(model).__name__}",
-            f"{error}",
-            f"give one --input for each tensor of forward{signature}",
-        ) from None
+        raise UsageError(where, f"{error}", fix) from None
     return args, kwargs
 
 
@@ -193,8 +197,28 @@ def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         raise UsageError(
             f"--input, for {type(model).__name__}",
             f"{shapes}, on which it raises {_one_line(error)}",
-            "give shapes and dtypes that the network takes",
+            "give shapes and dtypes that the network takes"
+            # Python raises others if the network unpacks a list or a dict.
+            + ("" if isinstance(error, RuntimeError) else f"; {_NESTED}"),
         ) from error
+
+
+def _check_kind(spec: str) -> None:
+    """Raise `UsageError` for a file that is no exported program, and say what it is."""
+    from dimorder import targets
+
+    path, where = Path(spec), f"MODEL {spec}"
+    source = re.fullmatch(r"(\w+)\.py(?::(\w+))?", spec)
+    if source and Path(f"{source[1]}.py").is_file():
+        raise UsageError(where, "the file of a module", f"write {source[1]}:{source[2] or 'NAME'}")
+    if not path.is_file():
+        return
+    about = [
+        (name, info) for name, info in targets.infos() if info.suffix == path.suffix and info.reads(path)
+    ]
+    if about and (path.suffix != ".pt2" or about[0][1].member):
+        fix = f"give the network; of this file: dimorder check {spec}, dimorder run {spec}"
+        raise UsageError(where, f"a program that is lowered for target {about[0][0]} already", fix)
 
 
 def _load_exported(path: str) -> ExportedProgram:
@@ -242,7 +266,7 @@ def _build(spec: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"MODEL {spec}",
-            f"it gives a {type(model).__name__}",
+            f"it gives an object of type {type(model).__name__}",
             "name a factory that returns a torch.nn.Module",
         )
     return model.eval()
@@ -285,10 +309,13 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
 
 
 def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
+    if inspect.ismodule(factory):
+        fix = f"write {factory.__name__}:NAME for a class or function of it"
+        raise UsageError(f"MODEL {spec}", "a module of Python", fix)
     if not callable(factory):
         raise UsageError(
             f"MODEL {spec}",
-            f"a {type(factory).__name__}",
+            f"an object of type {type(factory).__name__}",
             "name a torch.nn.Module, or a callable that returns one",
         )
     with suppress(ValueError):  # some callables have no signature

@@ -337,7 +337,8 @@ def target_of(options: argparse.Namespace) -> Target:
     written = Path(getattr(options, "output", None) or "")
     target = targets.find(options.target or targets.name_for_suffix(written.suffix) or targets.DEFAULT)
     if options.objective not in (None, *target.objectives):
-        found = f"no objective of target {target.name}"
+        owners = next((o for name, _, o in targets.choices("objectives") if name == options.objective), "")
+        found = f"no objective of target {target.name}{f', but of {owners}' if owners else ''}"
         raise UsageError(
             f"--objective {options.objective}", found, f"choose {' or '.join(target.objectives)}"
         )

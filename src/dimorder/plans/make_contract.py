@@ -62,6 +62,7 @@ def _specs(
     names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str
 ) -> tuple[TensorSpec, ...]:
     """Return the spec of each tensor; one order for all applies to those of its rank."""
+    _require_orders(orders, kind)
     each = orders if isinstance(orders, (list, tuple)) else None
     if each is not None and len(each) != len(nodes):
         raise UsageError(
@@ -78,21 +79,34 @@ def _specs(
         shape, of = tuple(int(s) for s in value.shape), integer_type(node)
         stands_for = (None, 0) if value.is_floating_point() or of is None else (of.scale, of.zero_point)
         specs.append(TensorSpec(name, shape, str(value.dtype), dim_order, None, *stands_for))
-    if (
-        each is None
-        and orders is not None
-        and not any(_fits(orders, node.meta["val"].dim()) for node in nodes)
-    ):
+    if each is None and orders is not None and not any(_fits(orders, len(spec.shape)) for spec in specs):
         shapes = ", ".join(str(spec.shape) for spec in specs)
-        raise UsageError(
-            f"{kind} orders", f"{orders} fits no {kind} of shape {shapes}", "give an order of the right rank"
-        )
+        found, fix = f"{orders} fits no {kind} of shape {shapes}", f"leave it out: there are no {kind}s"
+        why = _misfit(orders, len(specs[0].shape)) if specs else None
+        if why is not None:
+            found, fix = f"{found}: {why.found}", why.fix
+        raise UsageError(f"{kind} orders", found, fix)
     return tuple(specs)
 
 
+def _require_orders(orders: Any, kind: str) -> None:
+    """Raise `UsageError` for a dict, and for a tuple of dims, which a list of orders would be taken for."""
+    if isinstance(orders, dict):
+        fix = f"give a list with one order per {kind}, in their sequence"
+        raise UsageError(f"{kind} orders", "a dict", fix)
+    if orders and isinstance(orders, (list, tuple)) and all(isinstance(dim, int) for dim in orders):
+        order = DimOrder.parse(orders, len(orders))
+        raise UsageError(f"{kind} orders", f"{orders}, which is one order", f"write {order!r}")
+
+
 def _fits(order: Any, rank: int) -> bool:
+    return _misfit(order, rank) is None
+
+
+def _misfit(order: Any, rank: int) -> UsageError | None:
+    """Return why an order is none for so many dims, or None if it is one."""
     try:
         DimOrder.parse(order, rank)
-    except UsageError:
-        return False
-    return True
+    except UsageError as error:
+        return error
+    return None

@@ -6,6 +6,7 @@ A question about a target imports only its info. The target itself is imported w
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -62,7 +63,7 @@ def info(name: str) -> TargetInfo:
     """
     declared = _entries().get(name)
     if declared is None:
-        raise UsageError("target", f"no target {name!r}", f"choose one of {', '.join(names())}")
+        raise UsageError("target", f"no target {name!r}", _closest(name))
     owners = [_owner(entry) for entry in declared]
     if len(declared) > 1:
         found, fix = f"declared by {' and by '.join(owners)}", f"uninstall or rename that of {owners[-1]}"
@@ -173,6 +174,15 @@ def _entries() -> dict[str, list[EntryPoint]]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         declared.setdefault(entry.name, []).append(entry)
     return declared
+
+
+def _closest(name: str) -> str:
+    """Return the advice for a name that no target has: those like it, or the target of such files, or all."""
+    known = names()
+    of_files = name_for_suffix(f".{name}")
+    close = [of_files] if of_files else difflib.get_close_matches(name, known)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}choose one of {', '.join(known)}"
 
 
 def _owner(entry: EntryPoint) -> str:
