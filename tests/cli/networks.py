@@ -60,7 +60,7 @@ class Named(nn.Module):
     """Takes tensors in a dict."""
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return torch.cat(list(batch.values()))
+        return batch.get("image", torch.ones(1)) * 2
 
 
 class Listed(nn.Module):
