@@ -132,7 +132,7 @@ constexpr char kExamples[] =
     "channels-last, and becomes (x / 255 - mean) / std; uint8 gets its bytes as they are where neither is\n"
     "given. The bytes of a .raw or .bin are of the input's type, dense in the order of the contract.\n"
     "\n"
-    "exit codes: 0 done, 1 the answer is no, 2 wrong usage\n";
+    "exit codes: 0 done, 1 refused or a check failed, 2 wrong usage\n";
 
 Failure misused(const std::string& found, const std::string& fix = kSeeHelp) {
   return {"dimorder-run", found, fix};
