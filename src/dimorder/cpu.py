@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,10 @@ def family() -> str:
 
 def require_threads(count: int) -> None:
     """Raise `UsageError` if there are no threads to run with."""
-    if not isinstance(count, int):
-        raise UsageError(f"{count!r} threads", "a count that is not an int", "say 1 or more")
+    try:
+        operator.index(count)
+    except TypeError:
+        raise UsageError(f"{count!r} threads", "a count that is not an int", "say 1 or more") from None
     if count < 1:
         raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
 

@@ -187,7 +187,7 @@ ROW = torch.linspace(-1, 1, 3)
 @pytest.mark.parametrize(
     ("args", "kwargs", "found", "fix"),
     [
-        ((), {"mask": ROW}, "no example input for x", "give example inputs: args=(x,)"),
+        ((), {"mask": ROW}, "no example input for x", "give it with the others: args=(..., x)"),
         ((ROW,), {}, "no example input for mask", 'or by name kwargs={"mask": mask}'),
         (
             (ROW, ROW),

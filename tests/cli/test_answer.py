@@ -69,7 +69,6 @@ NET = f"{HERE}:Tiny"
         (f"lower {NET} --quantize int8 --calibrate x.json --json x.json", "a file that the command reads"),
         ("check x.json --json x.json", "a file that the command reads"),
         ("check b.pte x.json --json x.json", "a file that the command reads"),
-        ("ops --diff x.json --json x.json", "a file that the command reads"),
         ("check a.tosa --json a.tosa.json", "a file that the command reads"),
         ("run a.tosa --input x.npy --json a.tosa.json", "a file that the command reads"),
     ],

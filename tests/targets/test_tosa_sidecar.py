@@ -137,8 +137,11 @@ def test_check_refuses_a_changed_byte_in_either_file(pair, name):
         check(str(pair[0]), pair[0].read_bytes())
 
 
-def test_check_reads_a_graph_without_a_companion(pair):
+@pytest.mark.parametrize("text", [None, '{"format": "tosa"}'], ids=["none", "of another tool"])
+def test_check_reads_a_graph_without_a_companion(pair, text):
     pair[1].unlink()
+    if text is not None:
+        pair[1].write_text(text)
     assert check(str(pair[0]), pair[0].read_bytes()).operators["CONV2D"] == 1
 
 

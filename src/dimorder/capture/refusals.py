@@ -123,9 +123,9 @@ def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
 
 def refuse_sparse(program: ExportedProgram) -> None:
     """Refuse a program that computes on sparse or nested tensors, unless it does so on constants alone."""
-    computed = set[torch.fx.Node]()
+    computed, inputs = set[torch.fx.Node](), set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:
-        if node.name in program.graph_signature.user_inputs or not computed.isdisjoint(node.all_input_nodes):
+        if node.name in inputs or not computed.isdisjoint(node.all_input_nodes):
             computed.add(node)
             values = tensors_in([each.meta.get("val") for each in (node, *node.all_input_nodes)])
             odd = next((value.layout for value in values if value.layout != torch.strided), None)
@@ -195,7 +195,7 @@ def _wrong_call(text: str) -> tuple[str, str] | None:
     """Return what was found, and what to do, if the example inputs are not those of `forward`."""
     if match := re.match(r"missing a required (?:keyword-only )?argument: '(\w+)'", text):
         name = match[1]
-        fix = f'give example inputs: args=({name},), or by name kwargs={{"{name}": {name}}}'
+        fix = f'give it with the others: args=(..., {name}), or by name kwargs={{"{name}": {name}}}'
         return f"no example input for {name}", fix
     if re.match(r"too many positional arguments|got an unexpected keyword argument", text):
         return (

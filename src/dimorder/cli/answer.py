@@ -43,7 +43,7 @@ def output_paths(options: argparse.Namespace) -> dict[str, str | None]:
 
 def input_paths(options: argparse.Namespace) -> Iterator[str]:
     """Yield the words of the options that may be paths of files to read."""
-    for name in ("model", "program", "more", "input", "calibrate", "diff"):
+    for name in ("model", "program", "more", "input", "calibrate"):
         value = getattr(options, name, None)
         words = value if isinstance(value, list) else [value]
         for word in filter(None, words):
@@ -72,7 +72,7 @@ def check_outputs(paths: Mapping[str, str | None], read: Iterable[str]) -> None:
 def _is_same(path: Path, source: str) -> bool:
     with suppress(OSError, ValueError):  # one of them is missing
         return path.samefile(source)
-    return False
+    return path.absolute() == Path(source).absolute()
 
 
 def write_files(answer: Answer, options: argparse.Namespace) -> None:

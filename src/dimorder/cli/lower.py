@@ -176,7 +176,7 @@ def _lines(lowered: Lowered, fidelity: Sequence[OutputFidelity], output: str | N
             f"{worst.wasted} of {worst.levels}; quantise with dimorder.quantize, which observes behind clamps"
         )
     outside = ", ".join(f"{count} {name}" for name, count in artifact.outside.items())
-    if artifact.delegates or outside:  # other targets have none
+    if artifact.delegates or outside:  # torch and inductor have none
         yield f"delegates    {artifact.delegates}, outside of them: {outside or 'nothing'}"
     yield f"constants    {lowered.constant_bytes_added:,} bytes added"
     if artifact.npu is not None:

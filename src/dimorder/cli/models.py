@@ -213,12 +213,12 @@ def _check_kind(spec: str) -> None:
         raise UsageError(where, "the file of a module", f"write {source[1]}:{source[2] or 'NAME'}")
     if not path.is_file():
         return
-    about = [
-        (name, info) for name, info in targets.infos() if info.suffix == path.suffix and info.reads(path)
-    ]
-    if about and (path.suffix != ".pt2" or about[0][1].member):
-        fix = f"give the network; of this file: dimorder check {spec}, dimorder run {spec}"
-        raise UsageError(where, f"a program that is lowered for target {about[0][0]} already", fix)
+    for name, info in targets.infos():  # ours come first; the last may be broken
+        if info.suffix == path.suffix and info.reads(path):
+            if path.suffix == ".pt2" and not info.member:
+                return
+            fix = f"give the network; of this file: dimorder check {spec}, dimorder run {spec}"
+            raise UsageError(where, f"a program that is lowered for target {name} already", fix)
 
 
 def _load_exported(path: str) -> ExportedProgram:

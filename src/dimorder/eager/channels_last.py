@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import order_with_gaps, read
-from dimorder.eager.conversion import convert
+from dimorder.eager.conversion import convert, require_strides
 from dimorder.eager.lifting import lift, set_class, unlift
 from dimorder.errors import UsageError
 
@@ -248,18 +248,20 @@ def _strided_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _lay_module(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
-    """Convert a module in place, as a whole or, after an error, not at all."""
-    # Memory from inference mode could never be trained again.
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-        laid_out = list(_laid_out(module, order_of_rank))
+    """Convert a module in place, weight by weight. It refuses what it must before that."""
+    for tensor in _strided_tensors(module):
+        if tensor.grad is not None:
+            require_strides(tensor.grad, "a gradient to convert")
     if order_of_rank(3) == DimOrder.channels_last(3):
         lift(module)
     else:
         unlift(module)
-    for tensor, data, grad in laid_out:
-        tensor.data = data
-        if grad is not None:
-            tensor.grad = grad
+    # Memory from inference mode could never be trained again.
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        for tensor, data, grad in _laid_out(module, order_of_rank):
+            tensor.data = data
+            if grad is not None:
+                tensor.grad = grad
 
 
 def _laid_out(

@@ -41,7 +41,7 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     >>> convert(torch.zeros(2, 35, 5, 7), Layout.parse("nChw16c", 4)).shape
     torch.Size([2, 3, 5, 7, 16])
     """
-    _require_strides(tensor, "a tensor to convert")
+    require_strides(tensor, "a tensor to convert")
     if isinstance(order, Layout):
         return _block(tensor, order)
     if type(order).__hash__ is None:  # a list, for example
@@ -87,7 +87,7 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
     >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
     True
     """
-    _require_strides(physical, f"a physical tensor of {layout}")
+    require_strides(physical, f"a physical tensor of {layout}")
     expected = layout.physical_shape(shape)
     if physical.shape != expected:
         raise UsageError(
@@ -99,11 +99,12 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
     return convert(padded[tuple(map(slice, shape))], order)
 
 
-def _require_strides(tensor: Tensor, where: str) -> None:
-    if tensor.layout != torch.strided:
-        raise UsageError(where, f"layout {tensor.layout}", "pass x.to_dense()")
+def require_strides(tensor: Tensor, where: str) -> None:
+    """Raise `UsageError` for a tensor that has no strides: `where` says what it is."""
     if tensor.is_nested:
         raise UsageError(where, "a nested tensor, whose parts have sizes of their own", "convert each part")
+    if tensor.layout != torch.strided:
+        raise UsageError(where, f"layout {tensor.layout}", "pass x.to_dense()")
 
 
 def _require_one_scale(tensor: Tensor, plan: _Planned | None) -> None:

@@ -40,8 +40,10 @@ class Lifted:
     def __class__(self, cls: Any) -> None:
         set_class(self, cls if issubclass(cls, Lifted) else _lifted_class(cls))
 
-    def __init_subclass__(cls, **_: Any) -> None:
-        """Do nothing: a base that keeps a table of its subclasses must not see a lifted one."""
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Do nothing for a lifted class: a base that keeps a table of its subclasses must not see it."""
+        if "_plain" not in vars(cls):
+            super().__init_subclass__(**options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so the pickle names the original class.
@@ -230,7 +232,7 @@ def _of_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _group_norm(input: Tensor, num_groups: int, *args: Any, **kwargs: Any) -> Tensor:
-    """Subtract the mean of each group before torch does: the result is the same, and is exact.
+    """Subtract the mean of each group before torch does: the result is the same up to rounding.
 
     torch's channels-last kernel has the variance as E[x²] - E[x]². It is wrong for a mean of 100 deviations.
     """

@@ -137,7 +137,7 @@ def solve_layout(
     contract, target = variants[0].contract, variants[0].target
     max_rank, sizes = target.capabilities.max_rank, source.sizes
     progress(StepPart("solve", limit_s=LIMIT_S))
-    if sizes is None and request.cost_at is not None:
+    if sizes is None and request.cost_at:
         fix = "leave it out, or give the network dynamic sizes"
         raise UsageError("cost_at", "a network without dynamic sizes", fix)
     if sizes is None:

@@ -86,10 +86,11 @@ class TargetInfo:
         """Return whether this target loads that file, by its suffix and, if it has one, by its `member`."""
         if path.suffix != self.suffix or self.member is None:
             return path.suffix == self.suffix
-        if not zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return any(self.member in name for name in archive.namelist())
+        except (zipfile.BadZipFile, OSError):  # no archive, or a damaged one
             return False
-        with zipfile.ZipFile(path) as archive:
-            return any(self.member in name for name in archive.namelist())
 
     def open(self, name: str) -> Any:
         """Import and return the target itself. Raises `UnsupportedError` if a dependency is not installed."""

@@ -185,7 +185,8 @@ def check(path: str, data: bytes) -> FileSummary:
 
     Raises the errors of `sidecar.read` if the graph has a companion file, which is then read as `load` does.
     """
-    if sidecar.beside(Path(path)).exists():
+    companion = sidecar.beside(Path(path))
+    if companion.exists() and b"dimorder.contract" in companion.read_bytes():  # no other tool's JSON
         sidecar.read(Path(path))
     return inspect_tosa(data)
 

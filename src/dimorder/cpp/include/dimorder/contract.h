@@ -800,7 +800,7 @@ DIMORDER_FN void dimorder_put_type_fix(dimorder_message *why, const dimorder_ten
     dimorder_puts(why, ")");
 }
 
-/* The line that mends the two usual slips: no batch dimension, and channels as the last dimension. */
+/* The line that fixes the two usual slips: no batch dimension, and channels as the last dimension. */
 DIMORDER_FN void dimorder_put_shape_fix(
     dimorder_message *why, const dimorder_contract *contract, const dimorder_tensor *promised,
     const dimorder_view *given) {
