@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks import record
+from dimorder.cpu import describe_machine, machine
 from dimorder.eager.channels_last import to_channels_last
 from dimorder.eager.conversion import convert
 
@@ -183,7 +184,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    print(record.described(record.machine(("torch",))))
+    print(describe_machine(machine(("torch",))))
     result: dict[str, dict[str, float]] = {}
     with torch.no_grad():
         for name, part in PARTS.items():

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks import record
+from dimorder.cpu import describe_machine, machine
 from dimorder.eager.inspection.inspection import in_order, inspect
 from tests.eager.inspection.networks import NETWORKS, build
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="one of the 31 networks (default: all)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    print(record.described(record.machine(("torch",))))
+    print(describe_machine(machine(("torch",))))
     print(f"{'network':20} {'operators':>9} {'model':>8} {'inspect':>8} {'beyond 2 runs':>14}")
     networks = {}
     for name in options.names or NETWORKS:
