@@ -15,6 +15,8 @@ LINES_METHOD = "dimorder_contract_lines"
 LINES_VERSION = 1
 SEAL_METHOD = "dimorder_seal"
 _SEAL = b"dimorder sha256 "
+# What a file with a seal, or with the method of one, has in it: one pass over the bytes finds both.
+_MARKS = re.compile(re.escape(_SEAL) + b"|" + SEAL_METHOD.encode())
 _UNSEALED = b"0" * 64
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-:/+*()[]^")
 
@@ -51,9 +53,14 @@ def is_intact(pte: bytes | mmap) -> bool | None:
 
     A file that names a seal and has none is damaged.
     """
-    place = pte.find(_SEAL) + len(_SEAL)
-    if place < len(_SEAL):
-        return None if pte.find(SEAL_METHOD.encode()) < 0 else False
+    is_named = False
+    for mark in _MARKS.finditer(pte):
+        if mark[0] == _SEAL:
+            place = mark.end()
+            break
+        is_named = True
+    else:
+        return False if is_named else None
     if pte[place : place + 64] == _UNSEALED:
         return None
     with memoryview(pte) as data:

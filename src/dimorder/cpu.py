@@ -6,7 +6,8 @@ import functools
 import operator
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def require_threads(count: int) -> None:
         raise UsageError(f"{count!r} threads", "a count that is not an int", "say 1 or more") from None
     if count < 1:
         raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch have so many threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def linux_says(field: str) -> str:

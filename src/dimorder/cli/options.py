@@ -24,6 +24,8 @@ MODULE_HELP = (
     "module:name, such as mynet:Net for the class Net of mynet.py in this folder; "
     "the name is a callable that returns a torch.nn.Module, or a Module"
 )
+# --json takes the next word as its file, be that MODEL or a source.
+_JSON_FIX = "write --json FILE.json, or --json after all other words for stdout"
 INPUT_HELP = "one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default)"
 
 
@@ -191,26 +193,21 @@ def json_option(parser: CommandParser, what: str) -> None:
         "--json",
         nargs="?",
         const="-",
-        type=_json_path,
+        type=output_path("--json", ".json", _JSON_FIX, stdout="-"),
         metavar="FILE",
         help=f"{what} as JSON, in a .json file; - or nothing is stdout",
     )
 
 
-def _json_path(path: str) -> str:
-    """Return the path of --json, which takes the next word as its file, be that MODEL or a source."""
-    if path != "-" and Path(path).suffix != ".json":
-        fix = "write --json FILE.json, or --json after all other words for stdout"
-        raise UsageError(f"--json {path}", "no .json file", fix)
-    return path
+def output_path(option: str, suffix: str, fix: str = "", stdout: str = "") -> Callable[[str], str]:
+    """Return the type of an option that names a file to write; another suffix may be that of a source.
 
-
-def output_path(option: str, suffix: str) -> Callable[[str], str]:
-    """Return the type of an option that names a file to write; another suffix may be that of a source."""
+    `fix` is what else to do than to name a file, and `stdout` the word that names no file.
+    """
 
     def parse(path: str) -> str:
-        if Path(path).suffix != suffix:
-            raise UsageError(f"{option} {path}", f"no {suffix} file", f"write {option} FILE{suffix}")
+        if Path(path).suffix != suffix and path != stdout:
+            raise UsageError(f"{option} {path}", f"no {suffix} file", fix or f"write {option} FILE{suffix}")
         return path
 
     return parse

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.clock import Progress, report_each
-from dimorder.cpu import family
+from dimorder.cpu import family, torch_threads
 
 TABLE = Path(__file__).with_name("conversion.json")
 LIBRARY = Path(__file__).with_name("transpose.so")  # compiled by hatch_build.py
@@ -193,15 +193,11 @@ def measure(
     does not gain at each corner is omitted, so that a tensor between them does not lose. Takes about a
     minute.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        table = {}
+    table = {}
+    with torch_threads(1):
         for itemsize in report_each(CARRIERS, "measuring sizes of elements", progress):
             points = {(rows, columns): _gains(itemsize, rows, columns) for rows in sizes for columns in sizes}
             table[str(itemsize)] = _cells(points, sizes)
-    finally:
-        torch.set_num_threads(threads)
     return table
 
 

@@ -10,8 +10,8 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from dimorder.clock import Progress, StepPart
-from dimorder.cpu import describe_machine, machine, require_threads
+from dimorder.cpu import describe_machine, machine, require_threads, torch_threads
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, installed
 from dimorder.latency.limit import least_seconds, measure_limit
 from dimorder.latency.peak import peak_bytes
@@ -212,7 +212,7 @@ def measure(
     threads = torch.get_num_threads() if threads is None else threads
     require_threads(threads)
     given = Given(model, tuple(args), dict(kwargs or {}), threads)
-    with _threads(threads):
+    with torch_threads(threads):
         environment, limit_ms, profiled = machine(("torch",)), None, None
         if limit or operators:
             progress("measuring the machine's limit")
@@ -237,17 +237,6 @@ def measure(
         limit_ms,
         profiled,
     )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let torch have so many threads, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _require_runtime(name: str) -> None:

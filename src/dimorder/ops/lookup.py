@@ -156,8 +156,9 @@ def _repeated_row(x: Value, dim: int) -> torch.Tensor | None:
     """Return the elements of a constant along a dimension, if they are the same all over the others."""
     if not isinstance(x, torch.Tensor) or not x.numel():
         return None
-    row = x.movedim(dim, -1).flatten(0, -2)[0]
-    return row if are_equal(row.expand(x.movedim(dim, -1).shape), x.movedim(dim, -1)) else None
+    rows = x.movedim(dim, -1)
+    row = rows.flatten(0, -2)[0]
+    return row if are_equal(row.expand(rows.shape), rows) else None
 
 
 def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from dimorder.clock import Progress, report_each
+from dimorder.cpu import torch_threads
 from dimorder.eager.channels_last import RANKS, to_channels_last
 from dimorder.eager.inspection.findings import COSTLY, judge
 from dimorder.eager.inspection.probes import PROBES
@@ -165,7 +165,7 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
     if function is None:
         return None
     plain = _example(rank).to(device)
-    with torch.no_grad(), warnings.catch_warnings(), _fixed_threads():
+    with torch.no_grad(), warnings.catch_warnings(), torch_threads(THREADS):
         warnings.simplefilter("ignore")
         try:
             expected = _first(function(plain.clone()))
@@ -186,17 +186,6 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
         return Cell("drops", differs)
     moved = any(found.verdict in COSTLY for found in judge(calls))
     return Cell("copies inside" if moved else "keeps", differs)
-
-
-@contextmanager
-def _fixed_threads() -> Iterator[None]:
-    """Let torch have the threads of the probe, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _predict_kind(function: Callable[[Tensor], Any], x: Tensor) -> Kind | None:
