@@ -1,12 +1,14 @@
-"""Quantise networks for the tests: by PT2E and ExecuTorch's quantizers, or by torchao."""
+"""Quantise networks for the tests: by PT2E and ExecuTorch's quantizers, or by torchao.
+
+The zoo reads it too, also where pytest is not installed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +17,9 @@ from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets import find
 from dimorder.targets.xnnpack.target import TARGET as XNNPACK
 from dimorder.verification import xnnpack_roundings
+
+if TYPE_CHECKING:
+    import pytest
 
 # What the plan of a quantised network is held to: integers have no products with a matrix for each head.
 NOT_BY_HEADS = replace(XNNPACK, capabilities=replace(XNNPACK.capabilities, heads=None))

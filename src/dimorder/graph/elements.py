@@ -41,13 +41,17 @@ class Elements(Enum):
         return self in (Elements.POINTWISE, Elements.CLAMPS)
 
 
+# The operators that give each element of their operand at its place.
+_COPIES = (
+    *(aten.alias.default, aten.clone.default, aten.contiguous.default),
+    *(aten.detach.default, aten.detach_.default, aten.lift_fresh_copy.default),
+)
 # The operators that move elements.
 MOVERS: Mapping[Any, Elements] = MappingProxyType(
     {
         **dict.fromkeys(
             (
-                *(aten.alias.default, aten.clone.default, aten.contiguous.default),
-                *(aten.detach.default, aten.detach_.default, aten.lift_fresh_copy.default),
+                *_COPIES,
                 *(aten.reshape.default, aten.view.default, aten._unsafe_view.default),
                 *(aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default),
                 *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
@@ -81,6 +85,7 @@ MOVERS: Mapping[Any, Elements] = MappingProxyType(
     }
 )
 _NAMES = frozenset((*(overload._opname for overload in MOVERS), "__getitem__"))
+_COPIES_NAMES = frozenset(overload._opname for overload in _COPIES)
 
 
 def function_moves(function: Any) -> bool:
@@ -91,7 +96,20 @@ def function_moves(function: Any) -> bool:
     >>> [function_moves(f) for f in (torch.Tensor.permute, torch.flip, aten.narrow.default, torch.exp)]
     [True, True, True, False]
     """
-    return str(getattr(function, "_opname", None) or getattr(function, "__name__", "")) in _NAMES
+    return _name_of(function) in _NAMES
+
+
+def function_copies(function: Any) -> bool:
+    """Return whether a function or method of torch, or an operator, gives each element at its place.
+
+    >>> [function_copies(f) for f in (torch.clone, torch.Tensor.contiguous, torch.Tensor.permute)]
+    [True, True, False]
+    """
+    return _name_of(function) in _COPIES_NAMES
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "_opname", None) or getattr(function, "__name__", ""))
 
 
 def moves(dims: Sequence[int], shape: Sequence[object]) -> bool:

@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from dimorder.contract import range_of
-from dimorder.graph.elements import function_moves
+from dimorder.graph.elements import function_copies, function_moves
 from dimorder.graph.nodes import bound
 
 QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
@@ -97,8 +97,9 @@ class Integers:
     @property
     def scale(self) -> float | None:
         """The scale of all values, or None if scales differ."""
-        first = float(self.scales.flatten()[0])
-        return first if bool((self.scales == first).all()) else None
+        scales = _held(self.scales)
+        first = float(scales.flatten()[0])
+        return first if bool((scales == first).all()) else None
 
     def per_channel(self) -> tuple[Tensor, int] | None:
         """Return the scales along the only dimension in which they differ, and that dimension (0 by default).
@@ -122,7 +123,8 @@ class Integers:
         """
         if self.scales.dim() != 2:
             return None
-        changes = (self.scales[:, 1:] != self.scales[:, :-1]).any(0).nonzero().flatten() + 1
+        scales = _held(self.scales)
+        changes = (scales[:, 1:] != scales[:, :-1]).any(0).nonzero().flatten() + 1
         return math.gcd(self.scales.shape[1], *changes.tolist())
 
     def along(self, dim: int) -> Tensor | None:
@@ -190,16 +192,18 @@ class Scaled(torch.Tensor):
             first = args[0] if args else None
             if not isinstance(first, Scaled) or not function_moves(func):
                 return result
-            parts = [
-                func(part, *_plain(args[1:]), **_plain(kwargs or {}))
-                for part in (first.integers.values, first.integers.scales)
-            ]
+
+            def moved(part: Tensor) -> Any:
+                return func(part, *_plain(args[1:]), **_plain(kwargs or {}))
 
             def joined(real: Any, values: Any, scales: Any) -> Any:
                 integers = Integers(values, _repeated(scales), first.integers.zero_point)
                 return _with_integers(real, integers) if isinstance(real, Tensor) else real
 
-            return pytree.tree_map(joined, result, *parts)
+            values, scales = first.integers.values, first.integers.scales
+            # A copy would write a scale for each element.
+            scales = scales if function_copies(func) else moved(scales)
+            return pytree.tree_map(joined, result, moved(values), scales)
 
 
 def dequantize_in_float64(
@@ -239,7 +243,8 @@ def are_equal(a: Tensor, b: Tensor) -> bool:
         ours.zero_point == theirs.zero_point
         and ours.values.dtype == theirs.values.dtype
         and torch.equal(ours.values, theirs.values)
-        and torch.equal(ours.scales, theirs.scales)
+        and ours.scales.shape == theirs.scales.shape
+        and bool((_held(ours.scales) == _held(theirs.scales)).all())
     )
 
 
@@ -255,18 +260,29 @@ def equal_ones(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> d
     }
 
 
+def _held(scales: Tensor) -> Tensor:
+    """Return scales with a size of 1 along each dimension along which they are held once."""
+    for dim, stride in enumerate(scales.stride()):
+        scales = scales if stride else scales.narrow(dim, 0, 1)
+    return scales
+
+
 def _repeated(scales: Tensor) -> Tensor:
-    """Return the same scales with equal ones along a dimension held once: copies of a constant write all.
+    """Return the same scales with equal ones along a dimension held once: reshapes may write all.
 
     >>> written = torch.tensor([[1.0], [2.0]]).expand(2, 3).clone()
     >>> _repeated(written).stride(), torch.equal(_repeated(written), written)
     ((1, 0), True)
     """
-    for dim in range(scales.dim()):
-        first = scales.narrow(dim, 0, 1)
-        if scales.stride(dim) and scales.shape[dim] > 1 and bool((scales == first).all()):
-            return _repeated(first.clone()).expand(scales.shape)
-    return scales
+    held = _held(scales)
+    for dim, size in enumerate(held.shape):
+        first, last = held.narrow(dim, 0, 1), held.narrow(dim, size - 1, 1)
+        # Where the last one differs, no other is compared.
+        if torch.equal(first, last) and bool((held == first).all()):
+            held = first
+    if held.untyped_storage().nbytes() > held.nbytes:
+        held = held.clone()
+    return held.expand(scales.shape)
 
 
 def _with_integers(real: Tensor, integers: Integers) -> Scaled:

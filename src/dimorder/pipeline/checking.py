@@ -34,7 +34,7 @@ from dimorder.plans.network_plan import NetworkPlan
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.selections import Selections
-from dimorder.verification.verify import CALLS, Run, Trial, Verified
+from dimorder.verification.verify import CALLS, CALLS_OF_ONE_SIZE, Run, Trial, Verified
 from dimorder.verification.verify_integers import QuantizedTrial, trial_of, trial_of_calls
 
 
@@ -221,15 +221,16 @@ class Checks:
         trial needs it, or to explain what the network refuses.
         """
         model, like, exported = self.source.model, self.variants[0].program, partial(sizes.at, point)
+        calls = CALLS_OF_ONE_SIZE if like.state else 1
         if is_quantized(like.module):
             program = capture_at(sizes, point, self.request)
             program.share_constants(like)
-            return QuantizedTrial(model, program, contract, repeats=repeats)
+            return QuantizedTrial(model, program, contract, repeats, [program] * calls)
         program = replace(like, examples=sizes.inputs_at(point))
         if not isinstance(model, torch.nn.Module):
             program = replace(program, exported=exported())
         try:
-            return Trial(model, program, contract, exported, repeats)
+            return Trial(model, program, contract, exported, repeats, [program.examples] * calls)
         except UnsupportedError:
             sizes.require(point)  # it says which operator does not accept these sizes
             raise

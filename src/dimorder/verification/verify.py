@@ -55,6 +55,7 @@ from dimorder.verification.relative_error import (
 from dimorder.verification.selections import Numerics, Selections
 
 CALLS = 10  # in a row, for a network that writes buffers
+CALLS_OF_ONE_SIZE = 3  # in a row, for such a network that also gets CALLS calls of changing sizes
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = tuple[torch.Tensor, ...]
@@ -124,7 +125,7 @@ class Trial:
         self.examples = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
         self.inputs, self.network_inputs, self.expected, self._like = self._computed()
         if repeats and isinstance(model, torch.nn.Module):
-            self._require_no_hidden_state()
+            self._require_no_hidden_state(flat_network(model, program, calls[:1]))
         self._exported = exported or (lambda: program.exported)
         self._steep: dict[int, _Steep | None] = {}
 
@@ -156,24 +157,29 @@ class Trial:
         fix = "give example inputs of which it makes numbers"
         raise UnsupportedError("the network on its example inputs", why, fix)
 
-    def _require_no_hidden_state(self) -> None:
+    def _require_no_hidden_state(self, first_call: Callable[..., Outputs]) -> None:
         """Check that the network keeps nothing between calls that the program cannot know.
 
-        A second call on the same inputs would show it.
+        The first call, made again on the same inputs, would show it.
         """
-        again = self._outputs(self.network_inputs)
-        if isinstance(again, str) or differ(again, self.expected):
+        network_inputs, expected = (
+            each[: len(each) // self.calls] for each in (self.network_inputs, self.expected)
+        )
+        again = self._outputs(network_inputs, first_call)
+        if isinstance(again, str) or differ(again, expected):
             raise UnsupportedError(
                 "the network, called again on the same inputs",
                 "other results than before: it keeps something that is no buffer",
                 "register what it keeps: self.register_buffer(name, tensor)",
             )
 
-    def _outputs(self, inputs: Sequence[torch.Tensor]) -> Outputs | str:
-        """Return the network's outputs, or the error that it raises."""
+    def _outputs(
+        self, inputs: Sequence[torch.Tensor], network: Callable[..., Outputs] | None = None
+    ) -> Outputs | str:
+        """Return the outputs of the network, or of some of its calls, or the error that it raises."""
         try:
             with torch.no_grad():
-                return self.network(*inputs)
+                return (network or self.network)(*inputs)
         except Exception as error:  # whatever a network says about inputs that it does not accept
             return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
