@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -110,7 +111,7 @@ def _power(n: Tracer, x: Value, exponent: float) -> Value:
     return square if exponent == 2 else n.write(aten.mul.Tensor, square, x if exponent == 3 else square)
 
 
-# The bounds of each operator that clamps, from its arguments by name; None is no bound.
+# The bounds of each operator that clamps, from its arguments by name; None is no bound (see `clamp_bounds`).
 CLAMP_BOUNDS: Mapping[Any, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = MappingProxyType(
     {
         aten.relu.default: lambda given: (0.0, None),
@@ -121,6 +122,14 @@ CLAMP_BOUNDS: Mapping[Any, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = Map
         aten.clamp_max.default: lambda given: (None, given["max"]),
     }
 )
+
+
+def clamp_bounds(target: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the bounds of a call that clamps, from its arguments by name. An infinity is no bound."""
+    low, high = CLAMP_BOUNDS[target](given)
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
 # The operators that torch 2.13 does not tag as pointwise, and those of which more is known. Any other tagged
 # operator gets such a value, too (see table.find).
 OPERATORS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.fx import Graph, Node
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import out_of_place
-from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.ops.pointwise import CLAMP_BOUNDS, clamp_bounds
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,11 @@ def clamp_range(node: object) -> tuple[float, float] | None:
     """
     if not isinstance(node, Node) or node.op != "call_function":
         return None
-    bounds = CLAMP_BOUNDS.get(out_of_place(node.target) or node.target)
-    if bounds is None:
+    target = out_of_place(node.target) or node.target
+    if target not in CLAMP_BOUNDS:
         return None
-    low, high = bounds(bound(node.target, node.args, node.kwargs))
-    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
+    low, high = clamp_bounds(target, bound(node.target, node.args, node.kwargs))
+    return float(low), float(high)
 
 
 def wasted_levels(graph: Graph) -> list[WastedLevels]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from dimorder.graph.quantized import IntegerType
+from dimorder.ops.pointwise import clamp_bounds
 from dimorder.targets.graph_writer import ViewWriter
 from dimorder.targets.table import Arguments, V, View, is_conversion, is_transposed, whole
+
+aten = torch.ops.aten
+
+MAX_EXPONENT = 16  # of a power by multiplications: above it, their rounding errors add up
+CLAMPS_OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
 
 
 def clone(w: ViewWriter[V], a: Arguments) -> View[V] | V:
@@ -71,6 +79,12 @@ def unfit_matrices(a: Arguments) -> str | None:
     if min(len(operand.meta["val"].shape) for operand in (a.self, a.other)) < 2:
         return "a product with a vector"
     return "a product whose left operand lies transposed" if is_transposed(a.self) else None
+
+
+def ordered_bounds(target: Any, a: Arguments) -> tuple[float, float]:
+    """Return the bounds of a clamp. If they cross, both are the upper one, as in torch."""
+    low, high = clamp_bounds(target, vars(a))
+    return min(low, high), high
 
 
 def unfit_elu(a: Arguments) -> str | None:

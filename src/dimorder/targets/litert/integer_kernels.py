@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import IntegerType
 from dimorder.ops.dialect import OPS as dimorder
-from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.ops.pointwise import CLAMP_BOUNDS, clamp_bounds
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel, KernelRule
 from dimorder.targets.integer_kernels import (
     CHOICE,
@@ -87,12 +87,11 @@ def _clamp(target: Any) -> KernelRule:
     """Return the rule of a clamp, which a product with ones computes if an activation has the bounds."""
 
     def rule(a: Arguments) -> FoundKernel:
-        low, high = CLAMP_BOUNDS[target](vars(a))
-        bounds = -math.inf if low is None else float(low), math.inf if high is None else float(high)
+        low, high = map(float, clamp_bounds(target, vars(a)))
 
         def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
-            if activation(*bounds, result) is None:
-                return f"a clamp to [{bounds[0]:g}, {bounds[1]:g}], which no activation of LiteRT has"
+            if activation(low, high, result) is None:
+                return f"a clamp to [{low:g}, {high:g}], which no activation of LiteRT has"
             return TIMES_ONES.unmet(operands, result)
 
         return IntegerKernel(unmet)

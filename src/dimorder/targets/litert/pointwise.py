@@ -18,7 +18,7 @@ from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.litert.coefficients import ERF_P, ERF_Q
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import unfit_elu, unfit_softplus
+from dimorder.targets.rows import CLAMPS_OF_FLOATS, MAX_EXPONENT, ordered_bounds, unfit_elu, unfit_softplus
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -191,9 +191,6 @@ def power(w: LiteRtWriter, x: LiteRtValue, exponent: float) -> LiteRtValue:
     return result
 
 
-MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
-
-
 def select(
     w: LiteRtWriter, condition: LiteRtValue, x: LiteRtValue | float, y: LiteRtValue | float
 ) -> LiteRtValue:
@@ -287,20 +284,13 @@ def absolute(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
     return w.elementwise("MAXIMUM", x, w.elementwise("NEG", x))  # ABS has no int64
 
 
-_OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
-
-
 def _pow(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.elementwise("POW", *(value(w, each, a.dtype) for each in (a.self, a.exponent)))
 
 
 def _clamp(target: Any) -> Row:
-    def build(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
-        low, high = CLAMP_BOUNDS[target](vars(a))
-        high = math.inf if high is None else high
-        return clamp(w, x, -math.inf if low is None else min(low, high), high)  # if they cross, the upper one
-
-    return _with(build, check_float if target in _OF_FLOATS else check_number)
+    check = check_float if target in CLAMPS_OF_FLOATS else check_number
+    return _with(lambda w, x, a: clamp(w, x, *ordered_bounds(target, a)), check)
 
 
 def _elu(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
-from dimorder.targets.rows import unfit_elu, unfit_softplus
+from dimorder.targets.rows import CLAMPS_OF_FLOATS, MAX_EXPONENT, ordered_bounds, unfit_elu, unfit_softplus
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES, WIDEST
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -238,19 +238,9 @@ def _kind2(kind: str) -> _Binary:
     return lambda w, x, y: w.elementwise(kind, x, y)
 
 
-_OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
-
-
-def bounds_of(target: Any, a: Arguments) -> tuple[float, float]:
-    """Return the bounds of a clamp. If they cross, both are the upper one, as in torch."""
-    low, high = CLAMP_BOUNDS[target](vars(a))
-    high = math.inf if high is None else high
-    return (-math.inf if low is None else min(low, high)), high
-
-
 def _clamp(target: Any) -> Row:
-    check = check_float if target in _OF_FLOATS else check_number
-    return _with(lambda w, x, a: clamp(w, x, *bounds_of(target, a)), check, is_of_one_type)
+    check = check_float if target in CLAMPS_OF_FLOATS else check_number
+    return _with(lambda w, x, a: clamp(w, x, *ordered_bounds(target, a)), check, is_of_one_type)
 
 
 def _clamp_tensor(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
@@ -270,9 +260,6 @@ def _softplus(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     scaled = mul(w, x, a.beta)
     smooth = mul(w, softplus(w, scaled), 1 / a.beta)
     return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
-
-
-MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
 
 
 def _check_power(a: Arguments) -> str | None:

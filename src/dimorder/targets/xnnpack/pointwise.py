@@ -11,7 +11,7 @@ import torch
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
-from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.ops.pointwise import CLAMP_BOUNDS, clamp_bounds
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.integer_kernels import (
@@ -23,6 +23,7 @@ from dimorder.targets.integer_kernels import (
     unfit_dynamic,
     unfit_quantize,
 )
+from dimorder.targets.rows import MAX_EXPONENT
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
@@ -92,16 +93,12 @@ def _binary(kind: str, kernel: FoundKernel = PLUS, *, reverse: bool = False) -> 
 
 
 def _clamp(target: Any) -> Row:
-    bounds = CLAMP_BOUNDS[target]
-
     def build(w: XnnBuilder, a: Arguments) -> XnnValue:
-        low, high = bounds(vars(a))
-        return w.clamp(w.dense(a.self), -math.inf if low is None else low, math.inf if high is None else high)
+        return w.clamp(w.dense(a.self), *clamp_bounds(target, vars(a)))
 
     def check(a: Arguments) -> str | None:
-        low, high = bounds(vars(a))
-        is_empty = low is not None and high is not None and low >= high
-        return f"the empty range [{low}, {high}]" if is_empty else None
+        low, high = clamp_bounds(target, vars(a))
+        return f"the empty range [{low}, {high}]" if low >= high else None
 
     return Row(build, check, halves=_keeps_bounds, kernel=FUNCTION)
 
@@ -244,9 +241,6 @@ def _power(w: XnnBuilder, a: Arguments) -> XnnValue:
 def _power_kernel(a: Arguments) -> FoundKernel:
     known: Mapping[float, FoundKernel] = {1: MOVE, 2: FUNCTION, -1: OTHERWISE}
     return known.get(a.exponent)
-
-
-MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
 
 
 def _check_power(a: Arguments) -> str | None:

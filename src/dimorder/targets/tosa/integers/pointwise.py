@@ -14,6 +14,7 @@ from dimorder.graph.quantized import IntegerType, Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.physical.fuse_quantized import KernelRule
+from dimorder.targets.rows import ordered_bounds
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiply_channels
@@ -27,7 +28,6 @@ from dimorder.targets.tosa.integers.numbers import (
     numbers,
 )
 from dimorder.targets.tosa.integers.sums import add, multiply
-from dimorder.targets.tosa.pointwise import bounds_of
 
 aten = torch.ops.aten
 W = IntegerWriter
@@ -133,7 +133,7 @@ def _clamp(target: Any) -> Callable[..., Numbers]:
     """Return a builder for a clamp of a sum, which is applied when the sum is quantised."""
 
     def build(w: W, a: Arguments) -> Numbers:
-        low, high = bounds_of(target, a)
+        low, high = ordered_bounds(target, a)
         x: Accumulator = a.self
         return replace(x, low=min(max(x.low, low), high), high=max(min(x.high, high), low))
 
