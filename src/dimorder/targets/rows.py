@@ -87,6 +87,15 @@ def ordered_bounds(target: Any, a: Arguments) -> tuple[float, float]:
     return min(low, high), high
 
 
+def unfit_step(a: Arguments, target: str) -> str | None:
+    return None if a.step == 1 else f"a slice of step {a.step}; {target} has step 1"
+
+
+def unfit_weights(a: Arguments, weight: Any) -> str | None:
+    constant = a.is_constant(weight) and a.is_constant(a.bias)
+    return None if constant else "a weight or a bias that is not constant"
+
+
 def unfit_elu(a: Arguments) -> str | None:
     return None if a.input_scale > 0 else "elu with an input scale that is not positive"
 

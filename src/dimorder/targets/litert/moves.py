@@ -15,7 +15,7 @@ from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import clone, joined, paddings, permute, view
+from dimorder.targets.rows import clone, joined, paddings, permute, unfit_step, view
 from dimorder.targets.table import Arguments, Row
 
 aten = torch.ops.aten
@@ -114,9 +114,7 @@ def _slice_constant(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 def _check_slice(a: Arguments) -> str | None:
     """Leave slices of floats with steps to views, which stay in XNNPACK's delegate."""
-    if a.step == 1 or (a.dtype != F32 and len(a.shape) <= 5):
-        return None
-    return f"a slice of step {a.step}; XNNPACK has step 1"
+    return None if a.dtype != F32 and len(a.shape) <= MAX_SLICED else unfit_step(a, "XNNPACK")
 
 
 def _constant_pad(w: LiteRtWriter, a: Arguments) -> LiteRtValue:

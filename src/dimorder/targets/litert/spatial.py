@@ -23,6 +23,7 @@ from dimorder.targets.litert.moves import concat, pad, slice_
 from dimorder.targets.litert.pointwise import check_float, mul
 from dimorder.targets.litert.reductions import reduce
 from dimorder.targets.litert.writer import LiteRtWriter
+from dimorder.targets.rows import unfit_weights
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.windows import (
     is_depthwise,
@@ -185,8 +186,7 @@ def _in_groups(
 
 
 def _check_transposed(a: Arguments) -> str | None:
-    constant = a.is_constant(a.weight_ohwi) and a.is_constant(a.bias)
-    return check_float(a) if constant else "a weight or a bias that is not constant"
+    return unfit_weights(a, a.weight_ohwi) or check_float(a)
 
 
 # -- pooling -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dimorder.targets.graph_writer import join_in_steps, merge_broadcast
-from dimorder.targets.rows import clone, paddings, permute, view
+from dimorder.targets.rows import clone, paddings, permute, unfit_step, view
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.pointwise import cast
@@ -98,10 +98,6 @@ def _slice(w: TosaWriter, a: Arguments) -> TosaValue:
     return slice_(w, x, a.dim, a.start, a.shape[a.dim])
 
 
-def _check_slice(a: Arguments) -> str | None:
-    return None if a.step == 1 else f"a slice of step {a.step}; TOSA has step 1"
-
-
 def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     return pad(w, x, *paddings(a.pad, len(x.shape)), getattr(a, "value", None) or 0)
@@ -118,7 +114,7 @@ def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.cat.default: Row(_cat, halves=is_of_one_type),
-        aten.slice.Tensor: Row(_slice, _check_slice, halves=is_of_one_type),
+        aten.slice.Tensor: Row(_slice, lambda a: unfit_step(a, "TOSA"), halves=is_of_one_type),
         aten.constant_pad_nd.default: Row(_constant_pad, halves=is_of_one_type),
         aten.expand.default: Row(_expand, halves=is_of_one_type),
         aten.flip.default: Row(_flip, halves=is_of_one_type),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
+from dimorder.targets.rows import unfit_weights
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.dtypes import FLOATS, WIDEST, accumulator_type, sum_type
@@ -185,8 +186,7 @@ def exact_padding(
 
 
 def check_convolution(a: Arguments) -> str | None:
-    constant = a.is_constant(_weight(a)) and a.is_constant(a.bias)
-    return check_float(a) if constant else "a weight or a bias that is not constant"
+    return unfit_weights(a, _weight(a)) or check_float(a)
 
 
 def check_transposed(a: Arguments) -> str | None:

@@ -12,7 +12,7 @@ from dimorder.graph.dynamic_sizes import common_divisor, is_fixed
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.graph_writer import join_in_steps
 from dimorder.targets.integer_kernels import SELECTION, TIMES_ONES, shape_of
-from dimorder.targets.rows import clone, joined, paddings, permute, start_of, view
+from dimorder.targets.rows import clone, joined, paddings, permute, start_of, unfit_step, view
 from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.xnnpack.pointwise import pair
 
@@ -77,10 +77,6 @@ def _slice_tensor(w: XnnBuilder, a: Arguments) -> XnnValue:
     return w.reshape(_cut(w, x, dim, start // row, length // row), a.shape)
 
 
-def _check_slice(a: Arguments) -> str | None:
-    return None if a.step == 1 else f"a slice of step {a.step}; XNNPACK has step 1"
-
-
 def _cat(w: XnnBuilder, a: Arguments) -> XnnValue:
     values: list[XnnValue] = joined(w, a, lambda value: value.integer_type)
     axis = a.dim % len(a.shape)
@@ -119,7 +115,9 @@ def pad(w: XnnBuilder, x: XnnValue, before: Sequence[int], after: Sequence[int],
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.cat.default: Row(_cat, integers=True, halves=is_of_one_type),
-        aten.slice.Tensor: Row(_slice_tensor, _check_slice, integers=True, halves=is_of_one_type),
+        aten.slice.Tensor: Row(
+            _slice_tensor, lambda a: unfit_step(a, "XNNPACK"), integers=True, halves=is_of_one_type
+        ),
         aten.constant_pad_nd.default: Row(
             _constant_pad,
             halves=is_of_one_type,

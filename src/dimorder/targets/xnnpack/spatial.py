@@ -26,6 +26,7 @@ from dimorder.targets.integer_kernels import (
     shape_of,
     weighted,
 )
+from dimorder.targets.rows import unfit_weights
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.windows import (
     PART_TAPS,
@@ -89,8 +90,8 @@ def _conv_transpose2d(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _check_conv(a: Arguments) -> str | None:
-    if not (a.is_constant(a.weight_ohwi) and a.is_constant(a.bias)):
-        return "a weight or a bias that is not constant"
+    if reason := unfit_weights(a, a.weight_ohwi):
+        return reason
     output_padding = getattr(a, "output_padding", (0, 0))
     if any(added >= step for added, step in zip(output_padding, a.stride, strict=True) if added):
         return f"an output padding {output_padding} that is not below the stride {a.stride}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.ops.dialect import OPS as dimorder
-from dimorder.targets.rows import reduced_by
+from dimorder.targets.rows import reduced_by, unfit_weights
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
@@ -137,11 +137,6 @@ def _layer_norm(w: W, a: Arguments) -> Accumulator:
     return layer_norm(w, x, set(dims), a.weight, a.bias, a.eps)
 
 
-def _check_layer_norm(a: Arguments) -> str | None:
-    constant = a.is_constant(a.weight) and a.is_constant(a.bias)
-    return None if constant else "a weight or a bias that is not constant"
-
-
 def _avg_pool(w: W, a: Arguments) -> Numbers:
     """Write a mean pool as a depthwise convolution with ones, times the reciprocals of the window counts."""
     x, of = as_integers(w, w.dense(a.x))
@@ -178,7 +173,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.mean.dim: Row(_mean, kernel=SUM),
         **{target: _of_integers(rows[target], x) for target, (rows, x) in _SELECTIONS.items()},
         aten.softmax.int: Row(_softmax, kernel=BYTES),
-        aten.layer_norm.default: Row(_layer_norm, _check_layer_norm, kernel=BYTES),
+        aten.layer_norm.default: Row(_layer_norm, lambda a: unfit_weights(a, a.weight), kernel=BYTES),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool, kernel=INTEGERS),
         aten.argmax.default: Row(_argmax, kernel=INTEGERS),
     }
