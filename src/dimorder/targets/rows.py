@@ -1,8 +1,8 @@
-"""Write views and conversions, and read the arguments of calls, as the rows of several targets do."""
+"""Write views and truth values, and read the arguments of calls, as the rows of several targets do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from dimorder.graph.quantized import IntegerType
 from dimorder.ops.pointwise import clamp_bounds
 from dimorder.targets.graph_writer import ViewWriter
-from dimorder.targets.table import Arguments, V, View, is_conversion, is_transposed, whole
+from dimorder.targets.table import Arguments, Row, V, View, is_conversion, is_transposed, whole
 
 aten = torch.ops.aten
 
@@ -102,3 +102,52 @@ def unfit_elu(a: Arguments) -> str | None:
 
 def unfit_softplus(a: Arguments) -> str | None:
     return None if a.beta else "softplus with a beta of 0"
+
+
+def truth_rows(
+    value: Callable[[Any, Any, torch.dtype], Any],
+    xor: str,
+    select: str,
+    halves: Callable[[Arguments], bool] = lambda arguments: False,
+) -> Mapping[Any, Row]:
+    """Return the rows of logical operators, and of selections by a truth value.
+
+    Args:
+        value: writes an operand, which may be a number, as a value of a type.
+        xor: the target's operator for truth values that differ.
+        select: its operator that selects elements.
+        halves: see `Row`; of the selections.
+    """
+
+    def check_bits(a: Arguments) -> str | None:
+        return None if a.dtype == torch.bool else f"bits of {a.dtype}"
+
+    def both(kind: str) -> Callable[[Any, Arguments], Any]:
+        return lambda w, a: w.elementwise(kind, value(w, a.self, torch.bool), value(w, a.other, torch.bool))
+
+    def negated(w: Any, a: Arguments) -> Any:
+        return w.elementwise("LOGICAL_NOT", value(w, a.self, torch.bool))
+
+    def where(w: Any, a: Arguments) -> Any:
+        x, y = (value(w, operand, a.dtype) for operand in (a.self, a.other))
+        return w.elementwise(select, value(w, a.condition, torch.bool), x, y)
+
+    def masked_fill(w: Any, a: Arguments) -> Any:
+        x, fill = (value(w, operand, a.dtype) for operand in (a.self, a.value))
+        return w.elementwise(select, value(w, a.mask, torch.bool), fill, x)
+
+    logical = {
+        both("LOGICAL_AND"): (aten.logical_and.default, aten.bitwise_and.Tensor),
+        both("LOGICAL_OR"): (aten.logical_or.default, aten.bitwise_or.Tensor),
+        both(xor): (aten.logical_xor.default, aten.bitwise_xor.Tensor),
+        negated: (aten.logical_not.default, aten.bitwise_not.default),
+    }
+    selections = {
+        where: (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar),
+        masked_fill: (aten.masked_fill.Scalar, aten.masked_fill.Tensor),
+    }
+    return {
+        **{of_truth: Row(build) for build, (of_truth, _) in logical.items()},
+        **{of_bits: Row(build, check_bits) for build, (_, of_bits) in logical.items()},
+        **{target: Row(build, halves=halves) for build, targets in selections.items() for target in targets},
+    }

@@ -29,6 +29,7 @@ from dimorder.targets.litert.pointwise import (
     value,
 )
 from dimorder.targets.litert.writer import LiteRtWriter
+from dimorder.targets.rows import truth_rows
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -90,28 +91,6 @@ def _clamp(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
         x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
     return x
-
-
-def _logical_not(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    return w.elementwise("LOGICAL_NOT", value(w, a.self, BOOL))
-
-
-def _logical(kind: str) -> Row:
-    return Row(lambda w, a: w.elementwise(kind, value(w, a.self, BOOL), value(w, a.other, BOOL), dtype=BOOL))
-
-
-def _check_bool(a: Arguments) -> str | None:
-    return None if a.dtype == BOOL else f"bits of {a.dtype}"
-
-
-def _where(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x, y = (value(w, operand, a.dtype) for operand in (a.self, a.other))
-    return select(w, value(w, a.condition, BOOL), x, y)
-
-
-def _masked_fill(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x, fill = (value(w, operand, a.dtype) for operand in (a.self, a.value))
-    return select(w, value(w, a.mask, BOOL), fill, x)
 
 
 # -- quotients rounded to whole numbers, and remainders ----------------------------------------------------
@@ -188,10 +167,6 @@ _COMPARISONS = {
     aten.ge: _compare("GREATER_EQUAL"),
     aten.le: _compare("LESS_EQUAL"),
 }
-_SELECTIONS = {
-    _where: (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar),
-    _masked_fill: (aten.masked_fill.Scalar, aten.masked_fill.Tensor),
-}
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
@@ -206,15 +181,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.isinf.default: _with_magnitude("EQUAL", math.inf),
         aten.isfinite.default: _with_magnitude("LESS", math.inf),
         aten.hardshrink.default: Row(_hardshrink, check_float),
-        aten.logical_and.default: _logical("LOGICAL_AND"),
-        aten.logical_or.default: _logical("LOGICAL_OR"),
-        aten.logical_xor.default: _logical("NOT_EQUAL"),
-        aten.logical_not.default: Row(_logical_not),
-        aten.bitwise_and.Tensor: Row(_logical("LOGICAL_AND").build, _check_bool),
-        aten.bitwise_or.Tensor: Row(_logical("LOGICAL_OR").build, _check_bool),
-        aten.bitwise_xor.Tensor: Row(_logical("NOT_EQUAL").build, _check_bool),
-        aten.bitwise_not.default: Row(_logical_not, _check_bool),
-        **{target: Row(build) for build, targets in _SELECTIONS.items() for target in targets},
+        **truth_rows(value, "NOT_EQUAL", "SELECT_V2"),
         aten.div.Tensor_mode: _mode_row,
         aten.div.Scalar_mode: _mode_row,
         aten.floor_divide.default: _quotient(_floor),

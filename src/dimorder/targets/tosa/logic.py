@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dimorder.targets.rows import truth_rows
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.calls import dtype_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES
@@ -34,26 +35,8 @@ def _isnan(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.elementwise("LOGICAL_NOT", w.elementwise("EQUAL", x, x, dtype="BOOL"))
 
 
-def _logical_not(w: TosaWriter, a: Arguments) -> TosaValue:
-    return w.elementwise("LOGICAL_NOT", value(w, a.self, "BOOL"))
-
-
-def _logical(kind: str) -> Row:
-    return Row(lambda w, a: w.elementwise(kind, value(w, a.self, "BOOL"), value(w, a.other, "BOOL")))
-
-
-def _check_bool(a: Arguments) -> str | None:
-    return None if a.dtype == torch.bool else f"bits of {a.dtype}"
-
-
-def _where(w: TosaWriter, a: Arguments) -> TosaValue:
-    x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
-    return w.elementwise("SELECT", value(w, a.condition, "BOOL"), x, y)
-
-
-def _masked_fill(w: TosaWriter, a: Arguments) -> TosaValue:
-    x, fill = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.value))
-    return w.elementwise("SELECT", value(w, a.mask, "BOOL"), fill, x)
+def _value(w: TosaWriter, operand: Any, dtype: torch.dtype) -> TosaValue:
+    return value(w, operand, DTYPES[dtype])
 
 
 _COMPARISONS = {
@@ -64,28 +47,12 @@ _COMPARISONS = {
     aten.ge: _compare("GREATER_EQUAL"),
     aten.le: _compare("GREATER_EQUAL", swap=True),
 }
-_SELECTIONS = {
-    _where: (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar),
-    _masked_fill: (aten.masked_fill.Scalar, aten.masked_fill.Tensor),
-}
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
         **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
         aten.isnan.default: Row(_isnan, halves=is_of_one_type),
-        aten.logical_and.default: _logical("LOGICAL_AND"),
-        aten.logical_or.default: _logical("LOGICAL_OR"),
-        aten.logical_xor.default: _logical("LOGICAL_XOR"),
-        aten.logical_not.default: Row(_logical_not),
-        aten.bitwise_and.Tensor: Row(_logical("LOGICAL_AND").build, _check_bool),
-        aten.bitwise_or.Tensor: Row(_logical("LOGICAL_OR").build, _check_bool),
-        aten.bitwise_xor.Tensor: Row(_logical("LOGICAL_XOR").build, _check_bool),
-        aten.bitwise_not.default: Row(_logical_not, _check_bool),
-        **{
-            target: Row(build, halves=is_of_one_type)
-            for build, targets in _SELECTIONS.items()
-            for target in targets
-        },
+        **truth_rows(_value, "LOGICAL_XOR", "SELECT", halves=is_of_one_type),
     }
 )
