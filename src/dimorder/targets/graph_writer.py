@@ -107,8 +107,18 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
 
     @abstractmethod
-    def op(self, kind: str, inputs: Sequence[N], shape: Sequence[int], **options: Any) -> N:
-        """Write operator `kind` on `inputs` in their shapes."""
+    def op(
+        self, kind: str, inputs: Sequence[N], shape: Sequence[int], dtype: Any = None, **options: Any
+    ) -> N:
+        """Write operator `kind` on `inputs` in their shapes; the default `dtype` is that of the first."""
+
+    @abstractmethod
+    def number(self, number: float, dtype: Any) -> N:
+        """Return a constant of one element."""
+
+    @abstractmethod
+    def _broadcast(self, kind: str, values: Sequence[N], shape: tuple[int, ...]) -> list[N]:
+        """Return operands of `kind` in dimensions in which they broadcast, as their own do to `shape`."""
 
     @abstractmethod
     def sizes(self, sizes: Sequence[int]) -> N:
@@ -138,6 +148,22 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
     def as_written(self, value: N) -> N:
         """Return the same elements in the shape in which they were written, which needs no operator."""
         return self.reshape(value, self._tensors[value.tensor].shape)
+
+    def elementwise(
+        self, kind: str, *operands: N | float, dtype: Any = None, extra: Sequence[N] = (), **options: Any
+    ) -> N:
+        """Write an operator on each element.
+
+        Operands broadcast as in torch. Numbers take the last value's type. `extra` follows the operands as it
+        is. Values of one shape are read in the shape in which the first one was written. So no RESHAPE
+        interrupts a chain of such operators.
+        """
+        like = [operand for operand in operands if isinstance(operand, NamedValue)][-1].dtype
+        values = [o if isinstance(o, NamedValue) else self.number(o, like) for o in operands]
+        shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
+        taken = self._broadcast(kind, values, shape)
+        out = np.broadcast_shapes(*(value.shape for value in taken))
+        return self.reshape(self.op(kind, [*taken, *extra], out, dtype or like, **options), shape)
 
     def slice(self, x: N, dim: int, start: int, length: int, in_rows: bool) -> N:
         """Write a SLICE of `length` elements from `start` on of one dimension."""

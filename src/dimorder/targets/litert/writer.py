@@ -203,27 +203,15 @@ class LiteRtWriter(TfLiteIntegerWriter):
         self._nodes.append(TfLiteNode(kind, operands, names, options, self.hint))
         return made
 
-    def elementwise(
-        self, kind: str, *operands: LiteRtValue | float, dtype: torch.dtype | None = None, **options: Any
-    ) -> LiteRtValue:
-        """Write an operator on each element.
-
-        Operands broadcast as in torch. Numbers take the last value's type. The first computed value that has
-        all elements is read in the shape in which it was written. The other operands get dimensions that fit
-        this shape, so no RESHAPE interrupts a chain of such operators.
-        """
-        like = [operand for operand in operands if isinstance(operand, LiteRtValue)][-1].dtype
-        values = [o if isinstance(o, LiteRtValue) else self.number(o, like) for o in operands]
-        shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
-        taken = self._broadcast(values, shape, _broadcast_rank(kind, like))
-        out = np.broadcast_shapes(*(value.shape for value in taken))
-        return self.reshape(self.op(kind, taken, out, dtype or like, **options), shape)
-
     def _broadcast(
-        self, values: Sequence[LiteRtValue], shape: tuple[int, ...], most: int
+        self, kind: str, values: Sequence[LiteRtValue], shape: tuple[int, ...]
     ) -> list[LiteRtValue]:
-        """Return operands that broadcast in at most `most` dimensions: in others, or repeated."""
-        shapes = [value.shape for value in values]
+        """Return operands that broadcast in as many dimensions as all kernels have: in others, or repeated.
+
+        The first computed value that has all elements is read in the shape in which it was written. The other
+        operands get dimensions that fit this shape.
+        """
+        shapes, most = [value.shape for value in values], _broadcast_rank(kind, values[-1].dtype)
         for within in self._whole_shapes(values, shape):
             found = broadcast_within(shapes, shape, within)
             if found is not None and (len(within) <= most or all(to == within for to in found)):

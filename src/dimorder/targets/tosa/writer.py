@@ -156,36 +156,14 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         self._nodes.append(TosaNode(kind, operands, result.tensor, attributes, stands_for, result.shape))
         return result
 
-    def elementwise(
-        self,
-        kind: str,
-        *operands: TosaValue | float,
-        dtype: str | None = None,
-        extra: Sequence[TosaValue] = (),
-        **attributes: Any,
-    ) -> TosaValue:
-        """Write an operator on each element.
-
-        Operands broadcast as in torch, numbers take the last value's dtype.
-
-        `extra` follows the operands as it is. Values of one shape are read in the shape in which the first
-        one was written. So no RESHAPE interrupts a chain of such operators.
-        """
-        like = [operand for operand in operands if isinstance(operand, TosaValue)][-1].dtype
-        values = [o if isinstance(o, TosaValue) else self.number(o, like) for o in operands]
-        shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
+    def _broadcast(self, kind: str, values: Sequence[TosaValue], shape: tuple[int, ...]) -> list[TosaValue]:
         to = self._written_shape(values, shape)
         common = (
             _aligned([value.shape for value in values], shape)
             if to is None
             else [to if value.size == math.prod(to) else (1,) * len(to) for value in values]
         )
-        taken = [self.reshape(value, to) for value, to in zip(values, common, strict=True)]
-        out = np.broadcast_shapes(*(value.shape for value in taken))
-        result = self.op(kind, [*taken, *extra], out, dtype or like, **attributes)
-        return self.reshape(result, shape)
-
-    # -- the file ------------------------------------------------------------------------------------------
+        return [self.reshape(value, to) for value, to in zip(values, common, strict=True)]
 
     def _written_shape(self, values: Sequence[TosaValue], shape: Sequence[int]) -> tuple[int, ...] | None:
         """Return the shape in which operands that have all elements of `shape`, or one, need no reshape.
@@ -199,6 +177,8 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
         full = [value for value in values if value.size == count]
         computed = (value for value in full if self._tensors[value.tensor].data is None)
         return self._tensors[next(computed, full[0]).tensor].shape
+
+    # -- the file ------------------------------------------------------------------------------------------
 
     def finish(self) -> bytes:
         """Return the flatbuffer. Needs tosa-tools."""
