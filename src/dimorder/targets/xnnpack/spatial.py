@@ -52,10 +52,12 @@ aten = torch.ops.aten
 
 
 def _conv2d(w: XnnBuilder, a: Arguments) -> XnnValue:
-    x, weight, bias = w.dense(a.x), a.weight_ohwi, a.bias
+    kind, weight = "Conv2d", a.weight_ohwi
     if is_depthwise(a.groups, weight.shape):
-        return _depthwise(w, x, weight.permute(3, 1, 2, 0), bias, a.stride, a.padding, a.dilation, a.shape)
-    return _convolve(w, "Conv2d", x, weight, bias, a.stride, a.padding, a.dilation, a.groups, a.shape)
+        kind, weight = "DepthwiseConv2d", weight.permute(3, 1, 2, 0)
+    return _convolve(
+        w, kind, w.dense(a.x), weight, a.bias, a.stride, a.padding, a.dilation, a.groups, a.shape
+    )
 
 
 def _is_summed_in_float32(a: Arguments) -> bool:
@@ -65,21 +67,6 @@ def _is_summed_in_float32(a: Arguments) -> bool:
     float16 kernel.
     """
     return is_float16(a) and not is_depthwise(a.groups, shape_of(a.weight_ohwi))
-
-
-def _depthwise(
-    w: XnnBuilder,
-    x: XnnValue,
-    weight: Tensor,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    shape: Sequence[int],
-) -> XnnValue:
-    """Write a depthwise convolution with a weight (1, KH, KW, O)."""
-    arguments = (stride, padding, dilation, x.shape[3], shape)
-    return _convolve(w, "DepthwiseConv2d", x, weight, bias, *arguments)
 
 
 def _conv_transpose2d(w: XnnBuilder, a: Arguments) -> XnnValue:
@@ -115,6 +102,7 @@ def _convolve(
     shape: Sequence[int],
     adjustment: Sequence[int] = (0, 0),
 ) -> XnnValue:
+    """Write a convolution; a weight by channels is (1, KH, KW, O)."""
     depthwise = kind == "DepthwiseConv2d"
     bias_value = optional(w, bias)
     return w.node(
@@ -191,7 +179,9 @@ def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
     56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87; 5×5 311 and 252; 2×2, stride 2, 65 and 110.
     """
     padding = _mean_padding(x.shape, a)
-    y = _depthwise(w, x, mean_taps(a, x.shape[3]), None, a.stride, padding, (1, 1), a.shape)
+    channels = x.shape[3]
+    taps = mean_taps(a, channels)
+    y = _convolve(w, "DepthwiseConv2d", x, taps, None, a.stride, padding, (1, 1), channels, a.shape)
     factors = pool_factors(a, x.shape, padding)
     if factors is None:
         return y
