@@ -19,7 +19,6 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
-from dimorder.ops.quantization import is_dynamic
 from dimorder.sizes.specialize_shapes import shapes_at
 from dimorder.targets.litert.emit import WrittenGraph
 from dimorder.targets.litert.flatbuffer import SIGNATURE, serialize
@@ -57,8 +56,7 @@ class ExactRun:
             for node, name in integers.items()
             if name in values  # else nothing reads it
         }
-        if not is_dynamic(self.physical.graph_module):  # XNNPACK's own scales give other integers
-            require_meant(self.physical, inputs, results, found, "LiteRT")
+        require_meant(self.physical, inputs, results, found, "LiteRT")
         return results
 
     @cached_property

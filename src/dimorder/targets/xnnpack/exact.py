@@ -26,7 +26,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from dimorder.graph.interpreter import GraphRun, GraphWithTensors
-from dimorder.ops.quantization import is_dynamic
 from dimorder.sizes.specialize_shapes import shapes_at
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
@@ -82,8 +81,7 @@ def exact_run(
         shape_of = shapes_at(physical, inputs)
         model = _ModelRun(module, delegates, more, lambda node: shape_of(nodes[node.name]))
         results = list(model.run(*inputs))
-        if not is_dynamic(physical.graph_module):  # XNNPACK's own scales give other integers
-            require_meant(physical, inputs, results, model.integers, "XNNPACK")
+        require_meant(physical, inputs, results, model.integers, "XNNPACK")
         return results
 
     return run
