@@ -122,11 +122,8 @@ def arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
         x = w.dense(a.self)
         x = w.reshape(x, x.shape or (1,))
         x = x if largest else negate(w, x)
-        dim = a.dim % len(x.shape)
-        outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-        rows = w.reshape(x, x.shape if len(x.shape) <= MAX_RANK else (outer, x.shape[dim], inner))
-        axis = dim if len(x.shape) <= MAX_RANK else 1
-        y = w.op("ARGMAX", [rows], (*rows.shape[:axis], *rows.shape[axis + 1 :]), "INT32", axis=axis)
+        x, axis = w.in_ranks(x, a.dim % len(x.shape))
+        y = w.op("ARGMAX", [x], (*x.shape[:axis], *x.shape[axis + 1 :]), "INT32", axis=axis)
         return w.reshape(y, a.shape)
 
     return build

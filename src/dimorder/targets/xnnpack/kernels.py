@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from dimorder.ops.problem_map import common_runs
+from dimorder.targets.xnnpack.integers import OPERANDS
 
 _Shape: TypeAlias = "tuple[int, ...]"
 
@@ -74,8 +75,7 @@ def kernels_of(kind: str, node: Any, shapes: Mapping[int, _Shape]) -> Iterator[K
 
 def _reads(node: Any, shapes: Mapping[int, _Shape]) -> list[_Shape]:
     """Return the operands without weights, in order."""
-    names = ("input_id", *(f"input{i}_id" for i in range(1, 6)))
-    ids = (getattr(node, name) for name in names if hasattr(node, name))
+    ids = (getattr(node, name) for name in OPERANDS if hasattr(node, name))
     return [shapes[index] for index in ids if index in shapes]
 
 

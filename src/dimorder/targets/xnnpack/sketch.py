@@ -88,8 +88,7 @@ def unfit_sizes(
         if node in constants:
             if is_fixed(shape):
                 return value
-            row = torch.ones([1 if isinstance(size, DynamicSize) else size for size in shape])
-            return whole(sketch.repeated(row, shape))
+            return whole(sketch.ones(shape))
         if is_transposed(node):
             return resolve(node.all_input_nodes[0]).permute(numbers[node].args[1])
         return whole(sketch.input(shape, value.dtype))
