@@ -23,11 +23,6 @@ _Condition: TypeAlias = "Callable[[Sequence[IntegerType], IntegerType], str | No
 _UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that sums of it have fine multipliers
 
 
-def shape_of(operand: Any) -> tuple[int, ...]:
-    """Return the shape of a rule's operand: a constant, or a node."""
-    return tuple((operand if isinstance(operand, Tensor) else operand.meta["val"]).shape)
-
-
 # -- constants -----------------------------------------------------------------------------------------------
 
 

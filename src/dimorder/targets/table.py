@@ -18,7 +18,7 @@ from torch.fx import Node
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.graph.elements import moves
 from dimorder.graph.half_numbers import HALVES
-from dimorder.graph.nodes import bound, is_getitem, results
+from dimorder.graph.nodes import bound, is_getitem, results, tensor_of
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.physical.fuse_quantized import KernelRule
 
@@ -77,6 +77,11 @@ def whole(value: V) -> View[V]:
 # constant Tensor. `shape`, `shapes` and `dtype` (a torch.dtype) belong to the results. `floats` are the
 # floating types of operands and results. A check gets the fx nodes instead.
 Arguments = SimpleNamespace
+
+
+def shape_of(operand: Any) -> tuple[int, ...]:
+    """Return the shape of an operand: a View, a constant, or the node that a check or a kernel rule gets."""
+    return tuple(tensor_of(operand).shape)
 
 
 def is_of_one_type(arguments: Arguments) -> bool:

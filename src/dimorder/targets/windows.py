@@ -1,4 +1,4 @@
-"""Define what targets xnnpack and litert both ask of convolutions, pools and resizes in NHWC."""
+"""Define what several targets ask of convolutions, pools and resizes in NHWC."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS
-from dimorder.targets.integer_kernels import shape_of
-from dimorder.targets.table import Arguments, View
+from dimorder.targets.table import Arguments, shape_of
 
 # A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96. Three
 # kernels of at most 25 taps and two additions take under 2 ms.
@@ -62,8 +61,16 @@ def pool_factors(a: Arguments, shape: Sequence[int], padding: Sequence[int]) -> 
 
 def resizes(a: Arguments) -> Iterable[tuple[int, int, float | None]]:
     """Return the old size, the new one and the given scale of each dimension that a call resizes."""
-    shape = a.x.shape if isinstance(a.x, View) else shape_of(a.x)
-    return zip(shape[1:3], a.output_size, (a.scales_h, a.scales_w), strict=True)
+    return zip(shape_of(a.x)[1:3], a.output_size, (a.scales_h, a.scales_w), strict=True)
+
+
+def nearest_reads(a: Arguments) -> list[list[int]]:
+    """Return the rows and columns that torch's kernel reads, which computes in float32 (UpSample.h)."""
+    reads = []
+    for old, new, scale in resizes(a):
+        step = torch.tensor(old / new if scale is None else 1 / scale, dtype=torch.float32)
+        reads.append((torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist())
+    return reads
 
 
 def unfit_scale(a: Arguments, runtime: str) -> str | None:

@@ -29,14 +29,13 @@ from dimorder.targets.integer_kernels import (
     TIMES,
     TIMES_ONES,
     integers_of,
-    shape_of,
     unfit_4_bits,
     weighted,
 )
 from dimorder.targets.litert.integers import activation, group_scales
 from dimorder.targets.litert.spatial import pool_padding
 from dimorder.targets.rows import reduced_dims
-from dimorder.targets.table import Arguments
+from dimorder.targets.table import Arguments, shape_of
 from dimorder.targets.windows import PART_TAPS, is_whole_picture, mean_taps, pool_factors, unfit_multiple
 
 aten = torch.ops.aten

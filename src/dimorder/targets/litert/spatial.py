@@ -16,7 +16,6 @@ from torch import Tensor
 from dimorder.graph.quantized import Scaled
 from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
-from dimorder.targets.integer_kernels import shape_of
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.integers import extended
 from dimorder.targets.litert.moves import concat, pad, slice_
@@ -24,13 +23,13 @@ from dimorder.targets.litert.pointwise import check_float, mul
 from dimorder.targets.litert.reductions import reduce
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.rows import unfit_weights
-from dimorder.targets.table import Arguments, Row
+from dimorder.targets.table import Arguments, Row, shape_of
 from dimorder.targets.windows import (
     is_depthwise,
     is_whole_picture,
     mean_taps,
+    nearest_reads,
     pool_factors,
-    resizes,
     unfit_multiple,
     unfit_scale,
     unfit_taps,
@@ -298,7 +297,7 @@ def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.x)
     n, height, width, channels = x.shape
     if unfit_multiple(a) is not None:
-        for d, indices in enumerate(_nearest_reads(a), start=1):
+        for d, indices in enumerate(nearest_reads(a), start=1):
             shape = (*x.shape[:d], len(indices), *x.shape[d + 1 :])
             x = w.op("GATHER", [x, w.sizes(indices)], shape, axis=d, batchDims=0)
         return x
@@ -306,15 +305,6 @@ def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     spread = w.reshape(x, (n * height, 1, width, 1, channels))
     ones = w.constant(torch.ones(1, down, 1, across, 1))
     return w.op("MUL", [spread, ones], (n * height, down, width, across, channels))
-
-
-def _nearest_reads(a: Arguments) -> list[list[int]]:
-    """Return the rows and columns that torch's kernel reads, which computes in float32 (UpSample.h)."""
-    reads = []
-    for old, new, scale in resizes(a):
-        step = torch.tensor(old / new if scale is None else 1 / scale, dtype=torch.float32)
-        reads.append((torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist())
-    return reads
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

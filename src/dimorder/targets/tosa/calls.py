@@ -7,14 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dimorder.graph.nodes import tensor_of
 from dimorder.targets.table import Arguments, View
 from dimorder.targets.tosa.dtypes import DTYPES
-
-
-def size(operand: Any) -> tuple[int, ...]:
-    """Return the shape of an operand: a View, a constant, or the node that a check gets."""
-    return tuple(tensor_of(operand).shape)
 
 
 def dtype_of(operand: Any) -> str:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.positions import Indices, check_indices, flat_positions, reads_at_indices
-from dimorder.targets.table import Arguments, Row, View, is_of_one_type
-from dimorder.targets.tosa.calls import size
+from dimorder.targets.table import Arguments, Row, View, is_of_one_type, shape_of
 from dimorder.targets.tosa.dtypes import WIDEST
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, mul
@@ -105,8 +104,8 @@ def _is_compared(a: Arguments, count: int) -> bool:
 
 
 def _check_index_put(a: Arguments) -> str | None:
-    sizes = [None if index is None else size(index) for index in a.indices]
-    whole = [length for each, length in zip(sizes, size(a.self), strict=False) if each is None]
+    sizes = [None if index is None else shape_of(index) for index in a.indices]
+    whole = [length for each, length in zip(sizes, shape_of(a.self), strict=False) if each is None]
     named = torch.broadcast_shapes(*(each for each in sizes if each is not None))
     count = math.prod(named) * math.prod(whole)
     if a.accumulate and not (_is_compared(a, count) and _has_sums(a.dtype)):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.rows import reduced_by
-from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed
-from dimorder.targets.tosa.calls import size
+from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed, shape_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, accumulator_type
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
@@ -67,7 +66,7 @@ def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def check_matmul(a: Arguments) -> str | None:
-    if min(len(size(a.self)), len(size(a.other))) < 2:
+    if min(len(shape_of(a.self)), len(shape_of(a.other))) < 2:
         return "a product with a vector"
     if is_transposed(a.self) or is_transposed(a.other):
         return "a product whose operand lies transposed"

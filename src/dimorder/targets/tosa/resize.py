@@ -12,12 +12,12 @@ import torch
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type
-from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.dtypes import sum_type
 from dimorder.targets.tosa.indices import take
 from dimorder.targets.tosa.moves import slice_
 from dimorder.targets.tosa.pointwise import check_float
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+from dimorder.targets.windows import nearest_reads, resizes
 
 MAX_NUMERATOR = 2048  # RESIZE, spec 1.0: scale_y_n <= 1 << 11
 MAX_SHRINK = 16  # scale_y_d < 16 * scale_y_n
@@ -62,7 +62,7 @@ def factors_of(a: Arguments) -> list[Fraction]:
 
 def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
     """Return for height and width: old size, new size, and the factor in the call, or else their ratio."""
-    for old, new, factor in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True):
+    for old, new, factor in resizes(a):
         ratio = Fraction(new, old) if factor is None else Fraction(factor).limit_denominator(MAX_NUMERATOR)
         yield old, new, ratio
 
@@ -118,21 +118,6 @@ def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     for d, indices in enumerate(reads, start=1):
         x = take(w, x, d, torch.tensor(indices))
     return x
-
-
-def nearest_reads(a: Arguments) -> list[list[int]]:
-    """Return for height and width the elements that torch's kernel reads.
-
-    It computes in float32 (aten/src/ATen/native/UpSample.h).
-    """
-    axes = zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True)
-    return [_nearest_reads(*axis) for axis in axes]
-
-
-def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
-    step = torch.tensor(old / new if factor is None else 1 / factor, dtype=torch.float32)
-    reads: list[int] = (torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist()
-    return reads
 
 
 def _resize(

@@ -18,8 +18,7 @@ from torch import Tensor
 from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.rows import unfit_weights
-from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
-from dimorder.targets.tosa.calls import size
+from dimorder.targets.table import Arguments, Row, is_of_one_type, shape_of, whole
 from dimorder.targets.tosa.dtypes import FLOATS, WIDEST, accumulator_type, sum_type
 from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
@@ -190,7 +189,7 @@ def check_convolution(a: Arguments) -> str | None:
 
 
 def check_transposed(a: Arguments) -> str | None:
-    kernel = [d * (k - 1) + 1 for d, k in zip(a.dilation, size(a.weight_ohwi)[1:3], strict=True)]
+    kernel = [d * (k - 1) + 1 for d, k in zip(a.dilation, shape_of(a.weight_ohwi)[1:3], strict=True)]
     if any(p >= k for p, k in zip(a.padding, kernel, strict=True)):
         return f"padding {a.padding} that is not below the kernel {kernel}"
     return check_convolution(a)

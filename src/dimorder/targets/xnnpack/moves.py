@@ -11,9 +11,9 @@ import torch
 from dimorder.graph.dynamic_sizes import common_divisor, is_fixed
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.graph_writer import join_in_steps
-from dimorder.targets.integer_kernels import SELECTION, TIMES_ONES, shape_of
+from dimorder.targets.integer_kernels import SELECTION, TIMES_ONES
 from dimorder.targets.rows import clone, joined, paddings, permute, start_of, unfit_step, view
-from dimorder.targets.table import Arguments, Row, View, is_of_one_type
+from dimorder.targets.table import Arguments, Row, View, is_of_one_type, shape_of
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:

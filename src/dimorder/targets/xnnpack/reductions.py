@@ -13,9 +13,9 @@ from torch import Tensor
 from dimorder.graph.dynamic_sizes import is_fixed
 from dimorder.graph.quantized import Scaled
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
-from dimorder.targets.integer_kernels import MATRICES, MEAN, shape_of, weighted
+from dimorder.targets.integer_kernels import MATRICES, MEAN, weighted
 from dimorder.targets.rows import reduced_dims, unfit_matrices, unfit_softmax
-from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.table import Arguments, Row, View, shape_of
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:

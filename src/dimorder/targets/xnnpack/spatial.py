@@ -23,11 +23,10 @@ from dimorder.targets.integer_kernels import (
     OTHERWISE,
     SELECTION,
     TIMES_ONES,
-    shape_of,
     weighted,
 )
 from dimorder.targets.rows import unfit_weights
-from dimorder.targets.table import Arguments, Row
+from dimorder.targets.table import Arguments, Row, shape_of
 from dimorder.targets.windows import (
     PART_TAPS,
     is_depthwise,

@@ -30,6 +30,7 @@ from dimorder.targets.tosa.moves import concat, slice_, tile
 from dimorder.targets.tosa.pointwise import check_float
 from dimorder.targets.tosa.rescale import SHORT, rescale
 from dimorder.targets.tosa.writer import TosaValue
+from dimorder.targets.windows import nearest_reads
 
 W = IntegerWriter
 Join = Callable[[Sequence[TosaValue]], TosaValue]
@@ -218,7 +219,7 @@ def _nearest(w: W, a: Arguments) -> Lookup:
     if w.forms.resizes or resize.is_doubling(resize.factors_of(call)):
         y = resize.nearest(w, call)
     else:
-        reads = zip(x.shape[1:3], resize.nearest_reads(call), strict=True)
+        reads = zip(x.shape[1:3], nearest_reads(call), strict=True)
         taps = [Taps.nearest(old, each) for old, each in reads]
         y = quantize(w, in_phases(w, x, of, taps, a.shape), of)
     return Lookup.dequantize(w.reshape(y, a.shape), of)
