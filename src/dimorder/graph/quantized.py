@@ -83,6 +83,17 @@ def level_of(number: float, of: IntegerType) -> int | None:
     return whole if abs(level - whole) <= 1e-6 and of.low <= whole <= of.high else None
 
 
+def level_bounds(low: float, high: float, of: IntegerType) -> tuple[int, int]:
+    """Return the least and the largest integer that numbers between two bounds are rounded to.
+
+    >>> level_bounds(0.0, 6.0, IntegerType(torch.int8, 0.0625, -100))
+    (-100, -4)
+    """
+    levels = (bound / in_float32(of.scale) + of.zero_point for bound in (low, high))
+    least, most = (round(min(max(level, of.low), of.high)) for level in levels)
+    return least, most
+
+
 @dataclass(frozen=True)
 class Integers:
     """The integers and scales of a constant, which is (`values` − `zero_point`) · `scales`.

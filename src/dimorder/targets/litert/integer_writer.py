@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dimorder.graph.quantized import Integers, IntegerType, Scaled
+from dimorder.graph.quantized import Integers, IntegerType, Scaled, level_bounds
 from dimorder.physical.fuse_quantized import Annotation, How
 from dimorder.targets.graph_writer import NamedValue, NamedWriter
 from dimorder.targets.litert import integers
@@ -152,7 +152,7 @@ class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
     def _clamped(self, value: LiteRtValue, low: float, high: float, of: IntegerType) -> LiteRtValue:
         """Clamp integers to bounds that no activation has."""
         for kind, bound, cuts in zip(
-            ("MAXIMUM", "MINIMUM"), integers.bounds_of(low, high, of), (of.low, of.high), strict=True
+            ("MAXIMUM", "MINIMUM"), level_bounds(low, high, of), (of.low, of.high), strict=True
         ):
             if bound != cuts:
                 number = self._stored(integers.constant(torch.tensor(bound), of))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized import Integers, IntegerType, Scaled, in_float32
+from dimorder.graph.quantized import Integers, IntegerType, Scaled, in_float32, level_bounds
 from dimorder.targets.integer_kernels import (
     TIMES_ONES,
     integers_of,
@@ -65,17 +65,6 @@ ACTIVATIONS: Mapping[int, tuple[float, float]] = MappingProxyType(
 )
 
 
-def bounds_of(low: float, high: float, of: IntegerType) -> tuple[int, int]:
-    """Return the least and the largest integer within bounds.
-
-    >>> bounds_of(0.0, 6.0, IntegerType(torch.int8, 0.0625, -100))
-    (-100, -4)
-    """
-    scale = in_float32(of.scale)
-    least, most = (round(min(max(bound / scale + of.zero_point, of.low), of.high)) for bound in (low, high))
-    return least, most
-
-
 def activation(low: float, high: float, of: IntegerType) -> int | None:
     """Return the activation that clamps integers of a type to these bounds, or None.
 
@@ -86,9 +75,9 @@ def activation(low: float, high: float, of: IntegerType) -> int | None:
     >>> [activation(*bounds, of) for bounds in ((0.0, 99.0), (0.0, 6.0), (0.0, 5.0))]
     [0, 3, None]
     """
-    wanted = bounds_of(low, high, of)
+    wanted = level_bounds(low, high, of)
     for number, bounds in ACTIVATIONS.items():
-        if bounds_of(*bounds, of) == wanted and not any(_is_between(bound, of) for bound in bounds):
+        if level_bounds(*bounds, of) == wanted and not any(_is_between(bound, of) for bound in bounds):
             return number
     return None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.interpreter import GraphNode, interpret
-from dimorder.graph.quantized import IntegerType
+from dimorder.graph.quantized import IntegerType, level_bounds
 from dimorder.ops.dialect import OPS
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteNode
 from dimorder.targets.litert.integers import (
@@ -23,7 +23,6 @@ from dimorder.targets.litert.integers import (
     BY_ROWS,
     CONVERTS,
     WEIGHTS,
-    bounds_of,
     scales_by_element,
     type_of_tensor,
 )
@@ -138,7 +137,7 @@ class LiteRtModel:
         kernel = _TfLiteKernel(
             node, operands, [self._type(name) for name in names], of, self._weight_scales(node)
         )
-        low, high = bounds_of(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)], of)
+        low, high = level_bounds(*ACTIVATIONS[node.options.get("fusedActivationFunction", 0)], of)
         return ROUNDINGS[node.kind](kernel).clamp(low, high).to(of.dtype)
 
     def require_near(self, node: TfLiteNode, operands: Sequence[Tensor | None], found: Tensor) -> None:

@@ -17,7 +17,7 @@ from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
 from dimorder.graph.interpreter import GraphNode, interpret
-from dimorder.graph.quantized import IntegerType
+from dimorder.graph.quantized import IntegerType, level_bounds
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.graph import XnnValue, constants_of
 from dimorder.targets.xnnpack.integers import MOVES, PACKING
@@ -127,11 +127,7 @@ class XnnModel:
             return _FLOAT[node.kind](fields, *read).clamp(*bounds)
         scales = self._scales(node) if node.kind in PACKING else None
         kernel = _Int8Kernel(node.kind, fields, read, types, result, scales)
-        low, high = (
-            round(min(max(bound / result.scale + result.zero_point, result.low), result.high))
-            for bound in bounds
-        )
-        return ROUNDINGS.get(node.kind, _table)(kernel).clamp(low, high)
+        return ROUNDINGS.get(node.kind, _table)(kernel).clamp(*level_bounds(*bounds, result))
 
     def _half_sums(self, node: GraphNode, operands: Sequence[Tensor], result: Tensor) -> float:
         """Return the relative error of a result whose sums are kept in float16; 0 for other results."""

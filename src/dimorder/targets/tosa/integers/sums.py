@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.quantized import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32, level_bounds
 from dimorder.physical.integer_functions import slope_of
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import (
@@ -64,8 +64,7 @@ def quantize(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
             x = with_one_scale(w, x)
         y = _rescaled(w, x, x.scales / scale, DTYPES[to.dtype], to.zero_point)
     y = TosaWriter.reshape(w, y, x.shape)
-    low, high = (round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high))
-    y = clamp(w, y, low, high)
+    y = clamp(w, y, *level_bounds(x.low, x.high, to))
     reach = min(x.most, scale * to.reach)
     off = x.error + relative_error(x.integers.dtype, x.scales / scale) * reach
     if off:
