@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,10 +22,11 @@ from dimorder.contract import TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import where
-from dimorder.targets.table import V, View, whole
+from dimorder.targets.table import View
 
 FIX = "replace it in the module, or choose another target"
 BOUNDARY_FIX = "change its type or shape, or choose another target"
+Shown = TypeVar("Shown", View[Any], Tensor)
 
 
 @dataclass
@@ -114,15 +115,14 @@ def physical_shape(spec: TensorSpec) -> tuple[Any, ...]:
     return tuple(spec.dim_order.physical_shape(spec.shape))
 
 
-def as_called(dense: V, spec: TensorSpec) -> View[V]:
-    """Return an input of the contract in the shape of the program's signature."""
-    view = whole(dense)
-    return view.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else view
+def as_called(dense: Shown, spec: TensorSpec) -> Shown:
+    """Return a dense input or output of the contract in the shape of the program's signature."""
+    return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 
-def as_promised(view: View[V], spec: TensorSpec) -> View[V]:
-    """Return an output of the program in the order that the contract promises."""
-    return view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view
+def as_promised(value: Shown, spec: TensorSpec) -> Shown:
+    """Return an input or output of the program in the order that the contract promises."""
+    return value.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else value
 
 
 def call_place(node: Node) -> str:

@@ -143,7 +143,8 @@ def _graph(
         with blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             dtype = node.meta["val"].dtype
             of = integer_type(node) if dtype in QUANTIZED else None
-            values[node] = as_called(writer.input(spec.name, _dense_shape(node, spec), dtype, of), spec)
+            dense = writer.input(spec.name, _dense_shape(node, spec), dtype, of)
+            values[node] = as_called(whole(dense), spec)
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in values:
             values[node] = _written(writer, node, values, signature.constants, operators, fused)

@@ -20,6 +20,7 @@ from dimorder.targets.litert.file import (
     read_operators,
     read_signatures,
 )
+from dimorder.targets.program_io import as_called, as_promised
 
 # The kernels that may run a file, by the names of ai-edge-litert's resolvers.
 KERNELS: Mapping[str, str] = MappingProxyType(
@@ -147,16 +148,12 @@ class LiteRtProgram:
 
 def as_in_file(inputs: Sequence[torch.Tensor], contract: Contract) -> list[torch.Tensor]:
     """Return a program's inputs as the file has them: dense in the order that the contract promises."""
-    pairs = zip(inputs, contract.inputs, strict=True)
-    return [x.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else x for x, spec in pairs]
+    return [as_promised(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
 
 
 def from_file(outputs: Sequence[torch.Tensor], contract: Contract) -> list[torch.Tensor]:
     """Return a file's outputs in the shapes of the program's own signature."""
-    pairs = zip(outputs, contract.outputs, strict=True)
-    return [
-        y.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else y for y, spec in pairs
-    ]
+    return [as_called(y, spec) for y, spec in zip(outputs, contract.outputs, strict=True)]
 
 
 class LiteRtSignature:

@@ -94,7 +94,7 @@ def write(
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
         with blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             dtype = DTYPES.get(node.meta["val"].dtype, "INT8")  # also unsigned ones
-            values[node] = as_called(writer.input(node.name, physical_shape(spec), dtype), spec)
+            values[node] = as_called(whole(writer.input(node.name, physical_shape(spec), dtype)), spec)
     for node in program.graph.nodes:
         if node.op != "call_function" or node in values:
             continue

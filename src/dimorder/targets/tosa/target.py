@@ -37,6 +37,7 @@ from dimorder.targets.base import (
     TargetRuntime,
     UnpredictableError,
 )
+from dimorder.targets.program_io import as_called, as_promised, physical_shape
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import INFO, sidecar
 from dimorder.targets.tosa.emit import read_program, write
@@ -117,8 +118,7 @@ def _without_output() -> Iterator[None]:
 
 def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     """Return a tensor as the graph reads it: a dense array in the contract's order."""
-    dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
-    held = dense.detach().cpu().contiguous()
+    held = as_promised(tensor, spec).detach().cpu().contiguous()
     # numpy has no bfloat16
     array = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
     if array.dtype == np.uint8:  # TOSA has these bits as INT8
@@ -135,8 +135,7 @@ def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     held = torch.from_numpy(array.view(np.int16) if dtype == torch.bfloat16 else array)
     dense = held.view(dtype) if dtype in (torch.uint8, torch.bfloat16) else held.to(dtype)
-    dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
-    return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
+    return as_called(dense.reshape([int(size) for size in physical_shape(spec)]), spec)
 
 
 def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> TosaArtifact:
