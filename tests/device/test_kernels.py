@@ -129,7 +129,7 @@ def emulated(function: Callable[..., Tensor], inputs: Sequence[Tensor], core: st
     if reason := emulation.missing(core):
         pytest.skip(reason)
     path = folder / "net.pte"
-    path.write_bytes(xnnpack_runs.emitted(Net(function), tuple(inputs)).pte)
+    path.write_bytes(xnnpack_runs.emitted(Net(function), tuple(inputs)).data)
     contract: Any = pte.read_contract(path)
     fed = dict(zip((spec.name for spec in contract.inputs), inputs, strict=True))
     done = emulation.run(path, fed, contract, folder, core=core)

@@ -202,7 +202,7 @@ NO_BASE = {"pow -3", "pow -2", "pow 1.5"}
 def test_xnnpack(name: str) -> None:
     function, inputs = calls(xnnpack.ROWS)[name], inputs_of(name, xnnpack.ROWS)
     file = xnnpack_runs.emitted(Net(function), inputs)
-    (got,) = run(file.pte, list(inputs))
+    (got,) = run(file.data, list(inputs))
     assert differing(got, function(*inputs), inputs) == DEVIATIONS["xnnpack"].get(name, set())
 
 
@@ -221,6 +221,6 @@ def test_tosa(name: str) -> None:
 def test_xnnpack_on_planes(name: str) -> None:
     function, reason = PLANES[name]
     x = _image()
-    (got,) = run(xnnpack_runs.emitted(Net(function), (x,)).pte, [x])
+    (got,) = run(xnnpack_runs.emitted(Net(function), (x,)).data, [x])
     alike = torch.allclose(got, function(x), rtol=1e-4, atol=1e-6, equal_nan=True)
     assert alike == (not reason), reason

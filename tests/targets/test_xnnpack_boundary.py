@@ -54,20 +54,20 @@ def conv(x: Tensor, weight: Tensor) -> Tensor:
 def test_nhwc_input_and_output_are_promised_and_cost_nothing() -> None:
     module = Net(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(5, 3, 3, 2),))
     result = compare(module, (channels_last(r(3, 2, 7, 9)),))
-    assert boundary(result.pte) == ([([3, 2, 7, 9], NHWC)], [([3, 5, 7, 9], NHWC)])
+    assert boundary(result.data) == ([([3, 2, 7, 9], NHWC)], [([3, 5, 7, 9], NHWC)])
     assert result.transposes == 0
 
 
 def test_nhwc_output_has_channels_last_strides() -> None:
     module = Net(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(5, 3, 3, 2),))
     x = channels_last(r(3, 2, 7, 9))
-    assert run(emitted(module, (x,)).pte, [x])[0].is_contiguous(memory_format=torch.channels_last)
+    assert run(emitted(module, (x,)).data, [x])[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_contiguous_boundary_costs_a_transpose_each() -> None:
     module = Net(lambda x, w: dense(conv(dense(x, 0, 2, 3, 1), w), 0, 3, 1, 2), (r(5, 3, 3, 2),))
     result = compare(module, (r(3, 2, 7, 9),))
-    assert boundary(result.pte) == ([([3, 2, 7, 9], NCHW)], [([3, 5, 7, 9], NCHW)])
+    assert boundary(result.data) == ([([3, 2, 7, 9], NCHW)], [([3, 5, 7, 9], NCHW)])
     assert result.transposes == 2
 
 
@@ -77,16 +77,16 @@ def test_ambiguous_orders_are_said_contiguous(shape: tuple[int, ...], as_channel
     x = channels_last(r(*shape)) if as_channels_last else r(*shape)
     module = Net(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(shape[1], 3, 3, shape[1]),))
     result = emitted(module, (x,))
-    assert boundary(result.pte) == ([(list(shape), NCHW)], [(list(shape), NCHW)])
+    assert boundary(result.data) == ([(list(shape), NCHW)], [(list(shape), NCHW)])
     assert result.transposes == 0
-    torch.testing.assert_close(run(result.pte, [x.contiguous()])[0], module(x))
+    torch.testing.assert_close(run(result.data, [x.contiguous()])[0], module(x))
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 7, 9), (1, 2, 1, 9), (3, 2, 7, 1)])
 def test_sizes_of_one_that_leave_the_order_certain(shape: tuple[int, ...]) -> None:
     module = Net(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(5, 3, 3, 2),))
     result = compare(module, (channels_last(r(*shape)),))
-    assert [order for side in boundary(result.pte) for _, order in side] == [NHWC, NHWC]
+    assert [order for side in boundary(result.data) for _, order in side] == [NHWC, NHWC]
 
 
 # What is returned, how often, and in which order: name -> function, input, orders promised, conversions
@@ -159,7 +159,7 @@ def test_input_that_nothing_reads_keeps_its_place() -> None:
 def test_strides_of_an_input_that_no_pte_can_say_become_contiguous() -> None:
     x = r(3, 7, 2).transpose(1, 2)
     module = Net(lambda x: x * 2)
-    torch.testing.assert_close(run(emitted(module, (x,)).pte, [x.contiguous()])[0], x * 2)
+    torch.testing.assert_close(run(emitted(module, (x,)).data, [x.contiguous()])[0], x * 2)
 
 
 WHOLE = torch.arange(3 * 2 * 7 * 9).view(3, 2, 7, 9)
@@ -237,7 +237,7 @@ def test_a_constant_is_stored_once() -> None:
     )
     result = compare(shared, (r(3, 257),))
     assert result.delegates == 2
-    assert weight.nbytes < len(result.pte) < 1.5 * weight.nbytes
+    assert weight.nbytes < len(result.data) < 1.5 * weight.nbytes
 
 
 def test_clamps_vanish_into_the_node_before() -> None:
@@ -259,21 +259,21 @@ def test_texts_are_embedded() -> None:
     module = Net(lambda x: x * 2)
     pte = emit(
         torch.export.export(module, (r(3, 7),)), constant_methods={"dimorder_contract": '{"a": 1}'}
-    ).pte
+    ).data
     assert list(Runtime.get().load_program(pte).load_method("dimorder_contract").execute([])) == ['{"a": 1}']
 
 
 def test_run_takes_a_path(tmp_path: Any) -> None:
     x = r(3, 7)
     path = tmp_path / "double.pte"
-    path.write_bytes(emitted(Net(lambda x: x * 2), (x,)).pte)
+    path.write_bytes(emitted(Net(lambda x: x * 2), (x,)).data)
     torch.testing.assert_close(run(path, [x])[0], x * 2)
 
 
 def test_two_runs_write_the_same_file() -> None:
     looked_up = Net(lambda i, c: F.embedding(i, c) * 2, (r(5, 7),))
     ids = torch.tensor([[1, 4, 2], [0, 3, 3]])
-    first, second = (emitted(looked_up, (ids,)).pte for _ in range(2))
+    first, second = (emitted(looked_up, (ids,)).data for _ in range(2))
     assert first == second
 
 

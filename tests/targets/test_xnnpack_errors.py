@@ -67,7 +67,7 @@ def refusal(program: torch.export.ExportedProgram) -> str:
 
 def test_state_of_a_program_of_another_origin_is_kept() -> None:
     program = torch.export.export(Counter(), (r(3),)).run_decompositions({})
-    started = method_of(emit(program).pte)
+    started = method_of(emit(program).data)
     assert [started([torch.zeros(3)])[0].tolist() for _ in range(3)] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
 
 

@@ -33,7 +33,7 @@ def test_physical_call(name: str, dtype: torch.dtype) -> None:
     network, inputs = halved(CALLS[name], dtype)
     result = emitted(network, inputs)
     assert (result.delegates, result.outside) == (1, {})
-    assert share_of_allowed(run(result.pte, list(inputs)), network, inputs) <= 1
+    assert share_of_allowed(run(result.data, list(inputs)), network, inputs) <= 1
 
 
 @TYPES

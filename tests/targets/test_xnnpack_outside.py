@@ -201,7 +201,7 @@ def test_configuration_that_xnnpack_lacks_is_built_from_what_it_has(function: Ca
 def test_views_between_outside_operators_get_no_delegate() -> None:
     module = Net(lambda x: torch.cumsum(dense(torch.cumsum(x, 1), 0, 2, 1).view(3, 14), 1))
     result = compare(module, (r(3, 2, 7),))
-    assert (result.delegates, conversions_in(result.pte).conversion_count) == (0, 1)
+    assert (result.delegates, conversions_in(result.data).conversion_count) == (0, 1)
 
 
 def test_what_is_repeated_in_more_dimensions_than_xnnpack_has() -> None:

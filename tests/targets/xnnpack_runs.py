@@ -13,20 +13,21 @@ import dimorder
 from dimorder.executorch import conversions_in
 from dimorder.lowered import Lowered
 from dimorder.targets.xnnpack import run
-from dimorder.targets.xnnpack.emit import Emitted, emit
+from dimorder.targets.xnnpack.artifact import Pte
+from dimorder.targets.xnnpack.emit import emit
 from tests.targets.cases import Net, r
 
 TOLERANCE = 2e-6
 
 
-def emitted(module: Net, inputs: tuple[Tensor, ...]) -> Emitted:
+def emitted(module: Net, inputs: tuple[Tensor, ...]) -> Pte:
     return emit(torch.export.export(module, inputs))
 
 
-def compare(module: Net, inputs: tuple[Tensor, ...]) -> Emitted:
+def compare(module: Net, inputs: tuple[Tensor, ...]) -> Pte:
     """Emit, run, and hold every output's largest error against its largest value."""
     result = emitted(module, inputs)
-    assert_close(run(result.pte, list(inputs)), module(*inputs))
+    assert_close(run(result.data, list(inputs)), module(*inputs))
     return result
 
 

@@ -59,7 +59,7 @@ def test_a_wrong_rule_is_refused(seed: int, offset: float, monkeypatch: pytest.M
 @REFUSED
 def test_a_wrong_file_is_refused(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("executorch")
-    from dimorder.targets.xnnpack.target import Pte
+    from dimorder.targets.xnnpack.artifact import Pte
 
     def start(self: Pte) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         return lambda inputs: [y + offset * y.abs().max() for y in self.run(inputs)]

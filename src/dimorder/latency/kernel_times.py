@@ -202,7 +202,7 @@ def program(sample: _Sample, times: int) -> tuple[tuple[KernelRun, ...], Callabl
     fed = tuple(torch.rand(*shape) + 0.1 for shape in shapes)
     module = _Repeated(function, times, [torch.rand(*shape) + 0.1 for shape in constants])
     emitted = emit(torch.export.export(module, fed))
-    method = pte.method_of(emitted.pte)
+    method = pte.method_of(emitted.data)
     runs = len(emitted.kernels) // times
     found = (emitted.kernels[i : i + runs] for i in range(0, len(emitted.kernels), runs))
     computed = (run for each in found for run in each[len(shapes) :] if run.sizes != (1, 1))

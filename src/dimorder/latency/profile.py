@@ -80,13 +80,13 @@ def profile(
     for each in _single_operators(physical):
         alike.setdefault(each.key, []).append(each)
     groups = list(alike.values())
-    idle = _open_program(emit(torch.export.export(_Idle(), (torch.ones(1),))).pte, [torch.ones(1)])
+    idle = _open_program(emit(torch.export.export(_Idle(), (torch.ones(1),))).data, [torch.ones(1)])
     medians: list[float] = []
     for first in range(0, len(groups), _AT_ONCE):
         progress(StepPart("timing operators", first, len(groups)))
         calls = {"idle": idle}
         for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
-            calls[str(i)] = _open_program(emit(each.exported(times=_TIMES)).pte, each.fed(_TIMES))
+            calls[str(i)] = _open_program(emit(each.exported(times=_TIMES)).data, each.fed(_TIMES))
         times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
         idle_ms = times.pop("idle")
         medians += [max(ms - idle_ms, 0.0) / _TIMES for ms in times.values()]

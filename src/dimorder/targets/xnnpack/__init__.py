@@ -40,7 +40,7 @@ def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
     ...     def forward(self, x):
     ...         return x * 2
     >>> program = torch.export.export(Double(), (torch.ones(3),))
-    >>> run(emit(program).pte, [torch.tensor([1.0, 2.0, 3.0])])
+    >>> run(emit(program).data, [torch.tensor([1.0, 2.0, 3.0])])
     [tensor([2., 4., 6.])]
     """
     from dimorder.executorch import pte as files

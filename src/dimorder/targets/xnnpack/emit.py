@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,9 +30,9 @@ from dimorder.ops.quantization import is_quantized
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, write_pte
 from dimorder.targets.table import Table
+from dimorder.targets.xnnpack.artifact import Pte
 from dimorder.targets.xnnpack.exact import exact_run
 from dimorder.targets.xnnpack.in_place import write_in_place
-from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
@@ -43,31 +43,13 @@ from dimorder.verification.verify import Run
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Emitted:
-    """A `.pte` and facts about its content.
-
-    `delegates` is the number of XNNPACK delegates, and `outside` the calls of each portable operator. Both
-    are read from the finished file. `transposes` counts the conversions inside the delegates. `kernels` are
-    the kernels that run inside them, for fixed sizes and float32. For a file with int8 kernels, `exactly`
-    computes the same bits by other means.
-    """
-
-    pte: bytes
-    delegates: int
-    outside: dict[str, int]
-    transposes: int
-    exactly: Run | None = None
-    kernels: tuple[KernelRun, ...] = ()
-
-
 def emit(
     program: ExportedProgram,
     *,
     constant_methods: Mapping[str, str] | None = None,
     operators: Table = OPERATORS,
     contract: Contract | None = None,
-) -> Emitted:
+) -> Pte:
     """Return the `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
     A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3,
@@ -106,8 +88,8 @@ def emit(
         return _file(plan, module, texts, table, symbols)
 
     plan.constants.clear()  # the delegates have them, and weights of integers stand there as floats too
-    pte = file_of(GraphModule(build.root, build.graph), plan, constant_methods or {})
-    delegates, outside = _calls(pte)
+    data = file_of(GraphModule(build.root, build.graph), plan, constant_methods or {})
+    delegates, outside = _calls(data)
     _require_kernels(outside, plan)
     exactly = None
     if is_quantized(program.graph_module):
@@ -118,7 +100,7 @@ def emit(
         functional = turn_buffers_into_inputs(program)
         exact = exact_run(functional, build.graph, build.root, build.computed, load)
         exactly = CarriedState(exact, [*plan.state.values()])
-    return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.kernels))
+    return Pte(data, delegates, outside, exactly, tuple(build.kernels), build.transposes)
 
 
 def _file(

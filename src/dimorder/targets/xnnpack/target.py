@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,64 +24,27 @@ from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.softmax import by_doubling, running_size
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets import by_xnnpack
-from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
+from dimorder.targets.base import DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import INFO
+from dimorder.targets.xnnpack.artifact import Pte
 from dimorder.targets.xnnpack.by_time import by_time
-from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import IN_PARTS, MAX_RANK, OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import partition
-from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Pte(Artifact):
-    """A sealed `.pte` with its contract inside.
-
-    For fixed sizes it has the `kernels` that its delegates run.
-    """
-
-    data: bytes
-    delegates: int
-    outside: Mapping[str, int]
-    reference_run: Run | None = None
-    kernels: tuple[KernelRun, ...] = ()
-
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        from dimorder.targets.xnnpack import run
-
-        return run(self.data, inputs)
-
-    def start(self) -> pte.PteMethod:
-        return pte.method_of(self.data)
-
-
-def emit(
-    program: ExportedProgram,
-    contract: Contract,
-    operators: Table = OPERATORS,
-) -> Pte:
+def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> Pte:
     """Emit a `.pte`, for all sizes if the program has dynamic ones.
 
     Raises `UnsupportedError` for an operator without a kernel, or without one for all sizes.
     """
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
-    emitted = emit_pte(
-        program,
-        constant_methods=constant_methods(contract),
-        operators=operators,
-        contract=contract,
-    )
-    return Pte(
-        seal(emitted.pte),
-        emitted.delegates,
-        dict(emitted.outside),
-        emitted.exactly,
-        emitted.kernels,
-    )
+    texts = constant_methods(contract)
+    emitted = emit_pte(program, constant_methods=texts, operators=operators, contract=contract)
+    return replace(emitted, data=seal(emitted.data))
 
 
 def check(path: str, data: bytes) -> FileSummary:
