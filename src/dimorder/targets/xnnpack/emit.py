@@ -111,7 +111,7 @@ def _file(
     symbols: Any = None,
 ) -> bytes:
     """Return the file of a program around delegates. `table` and `symbols` are its dynamic sizes."""
-    examples = plan.example_inputs()
+    examples = tuple(plan.tensors(plan.inputs))
     if calls_delegates_alone(module):
         sizes = () if table is None else (plan.tensors(plan.inputs, table), table.ranges)
         outer = delegate_program(module, examples, *sizes)

@@ -23,7 +23,6 @@ from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizeWriter
 from dimorder.targets.delegate import make_delegate
-from dimorder.targets.program_io import empty
 from dimorder.targets.xnnpack import passes
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.delegates import Delegate, build_delegate, row_of
@@ -124,9 +123,6 @@ class OuterBuilder:
         if self.sizes is not None and isinstance(node.meta["val"], Tensor):
             self.sizes.add(value, self.plan.shapes(node)[0])
 
-    def _tensors(self, nodes: Sequence[Node]) -> list[Tensor]:
-        return [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes]
-
     def _attach(self, name: str, delegate: Delegate) -> None:
         """Put the delegate of that name into the program."""
         model, outputs = model_of(delegate.graph), delegate.graph.outputs
@@ -141,9 +137,9 @@ class OuterBuilder:
         """Return a delegate with more values of its graph as further outputs."""
         graph, added = delegate.graph, [delegate.graph.values[index] for index in more]
         roundings = (torch.empty([*map(int, value.shape)], dtype=value.dtype) for value in added)
-        gives, blob = [*self._tensors(delegate.results), *roundings], serialize(graph, more)
+        gives, blob = [*self.plan.tensors(delegate.results), *roundings], serialize(graph, more)
         if self.sizes is None:
-            return make_delegate(BACKEND, self._tensors(delegate.reads), gives, *blob)
+            return make_delegate(BACKEND, self.plan.tensors(delegate.reads), gives, *blob)
         table = self.sizes.table
         reads, results = (
             [self.plan.shapes(node)[0] for node in nodes] for nodes in (delegate.reads, delegate.results)

@@ -51,16 +51,14 @@ class Partition:
             return self.dynamic[node].shapes
         return [tuple(value.shape) for value in results(node)]
 
-    def example_inputs(self) -> tuple[Tensor, ...]:
-        return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
-
-    def tensors(self, nodes: Sequence[Node], table: SizeTable) -> list[Tensor]:
-        """Return tensors without data like values of a program with dynamic sizes."""
+    def tensors(self, nodes: Sequence[Node], table: SizeTable | None = None) -> list[Tensor]:
+        """Return tensors like values. With the table of a program's dynamic sizes they have no data."""
         found = []
         for node in nodes:
-            value = table.tensor(empty(node.meta["val"], self.is_nhwc(node)), self.shapes(node)[0])
-            assert value is not None, f"{node} has a size that no size of the network explains"
-            found.append(value)
+            value = empty(node.meta["val"], self.is_nhwc(node))
+            sized = value if table is None else table.tensor(value, self.shapes(node)[0])
+            assert sized is not None, f"{node} has a size that no size of the network explains"
+            found.append(sized)
         return found
 
     def outside(self) -> list[Node]:
