@@ -166,7 +166,9 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
         return self.reshape(self.op(kind, [*taken, *extra], out, dtype or like, **options), shape)
 
     def slice(self, x: N, dim: int, start: int, length: int, in_rows: bool) -> N:
-        """Write a SLICE of `length` elements from `start` on of one dimension."""
+        """Return `length` elements from `start` on of one dimension, by a SLICE if these are not all."""
+        if length == x.shape[dim]:
+            return x
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         x, dim, inner = self._around(x, dim, in_rows)
         starts, sizes = [0] * len(x.shape), list(x.shape)

@@ -30,8 +30,6 @@ MAX_PADDED = 5  # dimensions of PADV2, and of PAD by LiteRT's own kernels
 
 def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int) -> LiteRtValue:
     """Return `length` elements from `start` on of one dimension."""
-    if length == x.shape[dim]:
-        return x
     return w.slice(x, dim, start, length, in_rows=len(x.shape) > MAX_SLICED)
 
 
