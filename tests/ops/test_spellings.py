@@ -115,12 +115,20 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
         lambda m, x: torch.linalg.norm(x, 1, -1) + torch.linalg.norm(x), [X],
         counted(abs=1, sum=2, mul=1, sqrt=1, add=1),
     ),
+    "norms of matrices": (
+        lambda m, x: torch.linalg.norm(x, 1, (1, 3)) + torch.linalg.norm(x, float("-inf"), (1, 3)),
+        [X], counted(abs=1, sum=2, amax=1, amin=1, add=1),
+    ),
     "a norm in another type": (
         lambda m, x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float64), [X],
         counted(_to_copy=1, mul=1, sum=1, sqrt=1),
     ),
     "normalised": (
         lambda m, x: F.normalize(x, dim=1), [X], counted(mul=1, sum=1, sqrt=1, clamp_min=1, expand=1, div=1)
+    ),
+    "var of a dimension, by a flag": (
+        lambda m, x: torch.ops.aten.var.dim(x, [1], False) * torch.ops.aten.std.default(x, True), [X],
+        counted(mean=3, sub=2, mul=3, sum=1, div=1, sqrt=1),
     ),
     "var": (lambda m, x: x.var((2, -1), keepdim=True), [X], counted(mean=1, sub=1, mul=1, sum=1, div=1)),
     "std without a correction": (

@@ -42,29 +42,6 @@ def _vector_norm(
     return n.write(aten.pow.Tensor_Scalar, powers, 1 / order)
 
 
-def _norm(n: Tracer, x: Value, order: float | None = 2, *rest: Any, **options: Any) -> Value:
-    return _vector_norm(n, x, 2 if order is None else order, *rest, **options)
-
-
-def _linalg_norm(
-    n: Tracer, x: Value, order: Any = None, dims: _Reduced = None, keepdim: bool = False, *, dtype: Any = None
-) -> Value:
-    """Write a vector norm or the Frobenius norm; other matrix norms stay whole."""
-    over = len(shape_of(x)) if dims is None else len(dims)  # type: ignore[arg-type]  # never a number
-    if order is None or order == "fro" or (over == 1 and not isinstance(order, str)):
-        return _norm(n, x, None if order == "fro" else order, dims, keepdim, dtype=dtype)
-    target = aten.linalg_norm.ord_str if isinstance(order, str) else aten.linalg_norm.default
-    return n.emit(target, x, order, dims, keepdim, dtype=dtype)
-
-
-def _matrix_norm(
-    n: Tracer, x: Value, order: str = "fro", dims: _Reduced = (-2, -1), keepdim: bool = False, **options: Any
-) -> Value:
-    if order != "fro":
-        return n.emit(aten.linalg_matrix_norm.str_ord, x, order, dims, keepdim, **options)
-    return _vector_norm(n, x, 2, dims, keepdim, **options)
-
-
 def _moments(n: Tracer, x: Value, dims: _Reduced, correction: float, keepdim: bool) -> tuple[Value, Value]:
     """Return the variance and the mean."""
     reduced = dims_listed(x, dims)
@@ -97,37 +74,20 @@ def _variance(target: Any, *, root: bool = False, mean: bool = False) -> Callabl
     return spell
 
 
-def _by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
-    """Return the spelling of an overload whose flag sets the correction to 1 or 0."""
-
-    def spell_dim(
-        n: Tracer, x: Value, dims: _Reduced = None, unbiased: bool = True, keepdim: bool = False
-    ) -> Value:
-        return spell(n, x, dims, correction=int(unbiased), keepdim=keepdim)
-
-    return spell_dim
-
-
 def _variances(packet: Any, **kind: bool) -> Iterator[Operator]:
-    spell = in_float32(_variance(packet.correction, **kind))
-    yield spelling(spell, packet.correction)
-    yield spelling(_by_bias(spell), packet.dim)
-    of_all = _by_bias(spell)
-    yield spelling(lambda n, x, unbiased=True: of_all(n, x, None, unbiased), packet.default)
+    yield spelling(in_float32(_variance(packet.correction, **kind)), packet.correction)
+    yield from map(in_torchs_parts, (packet.dim, packet.default))  # whose flag is a correction of 1 or 0
 
 
 OPERATORS = (
     spelling(in_float32(_vector_norm), aten.linalg_vector_norm.default),
-    spelling(
-        in_float32(_norm),
-        aten.norm.Scalar,
-        aten.norm.ScalarOpt_dim,
-        aten.norm.ScalarOpt_dtype,
-        aten.norm.ScalarOpt_dim_dtype,
+    *map(
+        in_torchs_parts,
+        (
+            *(aten.linalg_norm.default, aten.linalg_norm.ord_str),
+            *(aten.linalg_matrix_norm.str_ord, aten.frobenius_norm.dim),
+        ),
     ),
-    in_torchs_parts(aten.frobenius_norm.dim),
-    spelling(in_float32(_linalg_norm), aten.linalg_norm.default, aten.linalg_norm.ord_str),
-    spelling(in_float32(_matrix_norm), aten.linalg_matrix_norm.str_ord),
     *_variances(aten.var),
     *_variances(aten.std, root=True),
     *_variances(aten.var_mean, mean=True),

@@ -106,18 +106,6 @@ def _length_of_number(
     return torch.linalg.vector_norm(x.reshape(1), power)
 
 
-def _linalg_norm(
-    x: Tensor,
-    order: float | str,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    """Write the norm of a matrix: `ops.moments` spells that of a vector."""
-    return torch.linalg.matrix_norm(x, order, dim or (-2, -1), keepdim, dtype=dtype)
-
-
 def _dist(x: Tensor, y: Tensor, p: float = 2) -> Any:
     return torch.linalg.vector_norm(x - y, p) if x.dtype == y.dtype == torch.float32 else NotImplemented
 
@@ -216,8 +204,6 @@ NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.native_batch_norm.default: _native_batch_norm,
         aten.batch_norm.default: _batch_norm,
         aten.linalg_vector_norm.default: _length_of_number,
-        aten.linalg_norm.default: _linalg_norm,
-        aten.linalg_norm.ord_str: _linalg_norm,
         aten.dist.default: _dist,
         aten._cdist_forward.default: _cdist,
         aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask.to(grad.dtype) * scale,
