@@ -62,6 +62,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "prelu 1-D": conv(nn.PReLU(6), 2, 6, 7),
         "prelu of 2-D": conv(nn.PReLU(6), 2, 6),
         "prelu of a vector": conv(nn.PReLU(), 6),
+        "prelu of a number": case(lambda m, x: m.act(x.sum() - 99), X, act=nn.PReLU()),
         "prelu after conv": conv(nn.Sequential(nn.Conv2d(6, 4, 3), nn.PReLU(4), nn.Conv2d(4, 3, 2)), *X),
         "prelu, slope computed": case(lambda m, x, w: F.prelu(x, w.abs()), X, (6,)),
         "prelu flattened": case(lambda m, x: m.p(x.flatten(1)), X, p=nn.PReLU(210)),

@@ -13,7 +13,7 @@ from torch.fx import Node
 from dimorder.graph.elements import MOVERS
 from dimorder.graph.nodes import args_of, bound
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.operator import spelling
+from dimorder.ops.operator import in_torchs_parts
 from dimorder.ops.pointwise import pointwise
 
 aten = torch.ops.aten
@@ -275,16 +275,8 @@ def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
     return n.emit(aten._to_copy.default, x, dtype=dtype)
 
 
-def _bitwise(target: Any) -> Callable[..., Value]:
-    """Return the spelling of `a & b`, `a | b` or `a ^ b`, which have the names of Python's operators."""
-    return lambda n, a, b: n.write(target, a, b)
-
-
 OPERATORS = (
-    *(
-        spelling(_bitwise(getattr(aten, f"bitwise_{name}").Tensor), getattr(aten, f"__{name}__").Tensor)
-        for name in ("and", "or", "xor")
-    ),
+    *map(in_torchs_parts, (aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor)),
     pointwise(aten._to_copy.default, spell=_to_copy),
     *(pointwise(target, spell=between_constants(target)) for target in _CHOICES),
 )

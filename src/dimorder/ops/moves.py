@@ -13,7 +13,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
-from dimorder.ops.operator import Implementation, Operator, spelling
+from dimorder.ops.operator import Implementation, Operator, in_torchs_parts, spelling
 from dimorder.ops.relation import Dims, Relation, Token, broadcast_dims
 
 aten = torch.ops.aten
@@ -75,12 +75,6 @@ def _flatten(n: Tracer, x: Value, start: int = 0, end: int = -1) -> Value:
     shape = list(shape_of(x)) or [1]
     start, end = start % len(shape), end % len(shape)
     return view(n, x, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
-
-
-def _unflatten(n: Tracer, x: Value, dim: int, sizes: Sequence[int]) -> Value:
-    shape = list(shape_of(x))
-    dim = dim % len(shape)
-    return view(n, x, [*shape[:dim], *sizes, *shape[dim + 1 :]])
 
 
 def expand(n: Tracer, x: Value, shape: Sequence[int], implicit: bool = False) -> Value:
@@ -246,7 +240,7 @@ OPERATORS = (
     spelling(unsqueeze, aten.unsqueeze.default),
     spelling(squeeze, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
     spelling(_flatten, aten.flatten.using_ints),
-    spelling(_unflatten, aten.unflatten.int),
+    in_torchs_parts(aten.unflatten.int),
     spelling(_as_strided, aten.as_strided.default),
     spelling(_as_strided_scatter, aten.as_strided_scatter.default),
     spelling(_filled_like(0), aten.new_zeros.default, aten.zeros_like.default),

@@ -15,8 +15,7 @@ from dimorder.graph.nodes import args_of, tensor_arguments
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
-from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, Spell, spelling
+from dimorder.ops.operator import Implementation, Operator, Spell, in_torchs_parts, spelling
 from dimorder.ops.relation import Relation, broadcast_dims, token_axes
 
 aten = torch.ops.aten
@@ -59,13 +58,6 @@ def _add_combined(combine: Any) -> Callable[..., Value]:
     return spell
 
 
-def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
-    rank = len(shape_of(x))
-    if rank > 1:
-        w = view(n, w, [-1] + [1] * (rank - 2))
-    return n.emit(aten._prelu_kernel.default, x, w)
-
-
 def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
     """Write rounding to decimals as torch has it: to whole numbers of a power of ten."""
     up, down = (aten.mul.Tensor, aten.div.Tensor) if decimals >= 0 else (aten.div.Tensor, aten.mul.Tensor)
@@ -79,22 +71,11 @@ def pointwise(name: Any, spell: Spell | None = None, elements: Elements = Elemen
     return Operator((name,), relate_pointwise, (implementation,), spell, elements=elements)
 
 
-def _glu(n: Tracer, x: Value, dim: int = -1) -> Value:
-    half = shape_of(x)[dim] // 2
-    value, gate = (n.write(aten.slice.Tensor, x, dim, start, start + half) for start in (0, half))
-    return n.write(aten.mul.Tensor, value, n.write(aten.sigmoid.default, gate))
-
-
 def _threshold(n: Tracer, x: Value, threshold: float, value: float) -> Value:
     if threshold == value and dtype_of(x).is_floating_point:
         return n.write(aten.clamp_min.default, x, threshold)
     below = n.write(aten.le.Scalar, x, threshold)
     return n.write(aten.where.self, below, torch.tensor(value, dtype=dtype_of(x)), x)
-
-
-def _selu(n: Tracer, x: Value) -> Value:
-    """Write SELU with the constants of Klambauer et al., 2017."""
-    return n.write(aten.elu.default, x, 1.6732632423543772, 1.0507009873554805)
 
 
 def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
@@ -160,11 +141,9 @@ OPERATORS = (
         elements=Elements.POINTWISE,
     ),
     spelling(in_float32(_round_decimals), aten.round.decimals),
-    spelling(in_float32(_glu), aten.glu.default),
     spelling(in_float32(_threshold), aten.threshold.default),
-    spelling(_selu, aten.selu.default),
     spelling(_celu, aten.celu.default),
-    spelling(_spell_prelu, aten.prelu.default),
+    *map(in_torchs_parts, (aten.glu.default, aten.selu.default, aten.prelu.default)),
     spelling(in_float32(_add_combined(aten.mul.Tensor)), aten.addcmul.default),
     spelling(in_float32(_add_combined(aten.div.Tensor)), aten.addcdiv.default),
 )

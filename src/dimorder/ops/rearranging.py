@@ -27,17 +27,6 @@ def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
     return view(n, x, [times * size for times, size in pairs])
 
 
-def _repeat_each(
-    n: Tracer, x: Value, times: int, dim: int | None = None, *, output_size: int | None = None
-) -> Value:
-    """Write repeat_interleave as a broadcast of a new dimension after the repeated one."""
-    if dim is None:
-        x, dim = view(n, x, [-1]), 0
-    before, size, after = around(x, dim)
-    x = n.write(aten.expand.default, view(n, x, [*before, size, 1, *after]), [*before, size, times, *after])
-    return view(n, x, [*before, size * times, *after])
-
-
 def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
     """Write unfold: the windows of a dimension, with their elements as a new last dimension."""
     if not shape_of(x):
@@ -171,7 +160,6 @@ OPERATORS = (
     spelling(_col2im, aten.col2im.default),
     spelling(lambda n, x, other: expand(n, x, shape_of(other)), aten.expand_as.default),
     spelling(_repeat, aten.repeat.default),
-    spelling(_repeat_each, aten.repeat_interleave.self_int),
     spelling(_slice_scatter, aten.slice_scatter.default),
     spelling(_select_scatter, aten.select_scatter.default),
     spelling(_copy, aten.copy.default),
@@ -185,7 +173,7 @@ OPERATORS = (
             *(aten.pixel_shuffle.default, aten.pixel_unshuffle.default),
             aten.channel_shuffle.default,
             *(aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
-            *(aten.narrow.default, aten.tile.default),
+            *(aten.narrow.default, aten.tile.default, aten.repeat_interleave.self_int),
         ),
     ),
 )
