@@ -35,6 +35,11 @@ EDGES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] 
         {},
     ),
     "deviation of large halves": (lambda m, x: (x * 300).std(1), (r(4, 7, dtype=torch.half),), {}),
+    "variance and mean of one half": (
+        lambda m, x: sum(torch.var_mean(x.sum(), correction=0)),
+        (r(4, 7, dtype=torch.half),),
+        {},
+    ),
     "group norm of large halves": (
         lambda m, x: F.group_norm(x * 300, 2),
         (r(2, 4, 7, dtype=torch.half),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -65,7 +66,8 @@ def _variance(target: Any, *, root: bool = False, mean: bool = False) -> Callabl
         n: Tracer, x: Value, dims: _Reduced = None, *, correction: float | None = None, keepdim: bool = False
     ) -> Value:
         if not shape_of(x) or not dtype_of(x).is_floating_point:
-            return n.emit(target, x, dims, correction=correction, keepdim=keepdim)
+            whole = n.emit(target, x, dims, correction=correction, keepdim=keepdim)
+            return [n.write(operator.getitem, whole, i) for i in range(2)] if mean else whole
         spread, middle = _moments(n, x, dims, 1 if correction is None else correction, keepdim)
         if root:
             spread = n.write(aten.sqrt.default, spread)
