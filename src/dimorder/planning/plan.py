@@ -193,7 +193,7 @@ def _leaf_bounds(problem: LayoutProblem, proof: DirectProof) -> Iterator[Fractio
     while pending:
         node, allowed = pending.pop()
         if isinstance(node, Prices):
-            yield bound_of_prices(problem, node, allowed)
+            yield PricedSteps(problem, node).bound(allowed)
             continue
         if not isinstance(node, Branch):
             raise InvalidProof("a proof about the whole problem inside a branch")
@@ -207,13 +207,6 @@ def _leaf_bounds(problem: LayoutProblem, proof: DirectProof) -> Iterator[Fractio
         for part, child in node.parts:
             if left.intersection(part):
                 pending.append((child, {**allowed, node.step: left.intersection(part)}))
-
-
-def bound_of_prices(
-    problem: LayoutProblem, prices: Prices, allowed: Mapping[int, Collection[int]]
-) -> Fraction:
-    """Return the bound that prices prove; `allowed` are the configurations left to some of the steps."""
-    return PricedSteps(problem, prices).bound(allowed)
 
 
 class PricedSteps:

@@ -33,7 +33,6 @@ from dimorder.planning.plan import (
     PricedSteps,
     Prices,
     ReducedProof,
-    bound_of_prices,
     make_plan,
 )
 from dimorder.planning.problem import Conversion, Cost, InvalidChoice, LayoutProblem, evaluate
@@ -224,7 +223,7 @@ class _OpenCase:
 def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple[DirectProof, int]:
     """Prove a bound by prices, else by elimination, else by branching for half of the time left."""
     if relaxed is None:
-        return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.divisors[0])
+        return Prices(), _round_up(PricedSteps(model.problem, Prices()).bound({}), model.divisors[0])
     reserve = search.left / 2
     root = _OpenCase({}, *prices(model, relaxed, {}), relaxed)
     if not search.closed(root.bound, model.divisors[0]):
