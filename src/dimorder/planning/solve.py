@@ -91,18 +91,18 @@ def forbid(problem: LayoutProblem, conversion: Conversion) -> LayoutProblem:
     return replace(problem, buffers=(*before, new, *after))
 
 
-def solve_without(problem: LayoutProblem, conversion: Conversion) -> LayoutPlan | None:
-    """Return the best plan if one conversion were not offered; None if nothing replaces it.
+def best_cost(problem: LayoutProblem) -> int | None:
+    """Return what the best plan costs in the first unit; None if there is no plan.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
     >>> sink = Step("output", (0,), (), (Config(("NHWC",), (), (0,)),))
     >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
-    >>> solve_without(problem, solve(problem).conversions[0]) is None
+    >>> best_cost(forbid(problem, solve(problem).conversions[0])) is None
     True
     """
     try:
-        return solve(forbid(problem, conversion))
+        return solve(problem).cost[0]
     except InvalidChoice:
         return None
 

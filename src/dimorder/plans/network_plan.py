@@ -15,7 +15,7 @@ from dimorder.graph.nodes import operator_name, where
 from dimorder.layout.problem import Extracted
 from dimorder.planning.plan import Certificate, LayoutPlan
 from dimorder.planning.problem import Conversion
-from dimorder.planning.solve import solve_without
+from dimorder.planning.solve import best_cost, forbid
 from dimorder.plans.order_names import order_name
 from dimorder.sizes.ranges import RangeProof
 from dimorder.sizes.symbolic_program import format_point
@@ -231,12 +231,11 @@ class NetworkPlan:
         conversion = self.layout_plan.conversions[index]
         planned = self._plan_conversion(conversion)
         total = sum(self.extracted.buffers[c.buffer].nbytes for c in self.layout_plan.conversions)
-        without = solve_without(self.extracted.problem, conversion)
         return Explanation(
             planned,
             planned.bytes / total,
             self.cost[0],
-            None if without is None else without.cost[0],
+            best_cost(forbid(self.extracted.problem, conversion)),
             self.units[0],
             self._advice(conversion, planned),
         )

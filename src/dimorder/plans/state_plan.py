@@ -9,8 +9,7 @@ from dimorder.contract import StateSpec
 from dimorder.layout.problem import Extracted
 from dimorder.layout.rewrite import carried_by
 from dimorder.planning.plan import LayoutPlan
-from dimorder.planning.problem import InvalidChoice
-from dimorder.planning.solve import solve
+from dimorder.planning.solve import best_cost
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.order_names import order_name
 
@@ -64,12 +63,7 @@ def explain_state(plan: NetworkPlan) -> list[StateExplanation]:
     for index, spec in zip(carrying, plan.contract.state, strict=True):
         step, chosen = problem.steps[index], plan.layout_plan.choice[index]
         others = tuple(config for i, config in enumerate(step.configs) if i != chosen)
-        cost: int | None = None
-        if others:
-            steps = (*problem.steps[:index], replace(step, configs=others), *problem.steps[index + 1 :])
-            try:
-                cost = solve(replace(problem, steps=steps)).cost[0]
-            except InvalidChoice:  # conversions that are not offered
-                cost = None
+        steps = (*problem.steps[:index], replace(step, configs=others), *problem.steps[index + 1 :])
+        cost = best_cost(replace(problem, steps=steps)) if others else None
         found.append(StateExplanation(spec, plan.cost[0], cost, plan.units[0]))
     return found
