@@ -155,12 +155,6 @@ class TensorSpec:
             return DimOrder.contiguous(len(self.shape))
         return self._named_order or self.dim_order
 
-    @cached_property
-    def memory(self) -> Memory | None:
-        """Return the type, shape and strides that the program reads; None if a size is dynamic."""
-        sizes = tuple(size for size in self.shape if isinstance(size, int))
-        return None if len(sizes) < len(self.shape) else self.memory_of(sizes)
-
     def memory_of(self, sizes: tuple[int, ...]) -> Memory:
         """Return the type, shape and strides of the tensor that the program reads, for these sizes."""
         return getattr(torch, self.dtype), sizes, self.memory_order.strides(sizes)
@@ -169,6 +163,24 @@ class TensorSpec:
     def memory_order(self) -> DimOrder:
         """Return the order of the dense tensor at the boundary, over the logical dimensions."""
         return self.dim_order if self.boundary == "physical" else self.boundary_order
+
+    def dense_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a logical tensor, dense in `memory_order`, with canonical strides."""
+        strides = self.memory_order.strides(tensor.shape)
+        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(tensor)
+
+    def to_boundary(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a logical tensor as the program's own signature shows it."""
+        return tensor.permute(self.dim_order.dims) if self.boundary == "physical" else tensor
+
+    def from_boundary(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the program's own signature as a logical one.
+
+        >>> TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1)).from_boundary(torch.zeros(2, 5, 3)).shape
+        torch.Size([2, 3, 5])
+        """
+        return tensor.permute(self.dim_order.inverse.dims) if self.boundary == "physical" else tensor
 
     @property
     def _named_order(self) -> DimOrder | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dimorder.errors import VerificationError
 from dimorder.graph.quantized import DEQUANTIZE
-from dimorder.layout.rewrite import at_boundary, from_boundary
+from dimorder.layout.rewrite import at_boundary
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run
 from dimorder.verification.quantized_values import record_quantized
@@ -67,7 +67,7 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
         [at_boundary(*each) for each in zip(held, contract.inputs, strict=True)]
     )
     for i, (g, m, spec) in enumerate(zip(got, made, contract.outputs, strict=True)):
-        off = differing(g, from_boundary(m, spec).reshape(g.shape))
+        off = differing(g, spec.from_boundary(m).reshape(g.shape))
         if off:
             return Outcome("wrong bits: unnoticed", f"{off} of {g.numel()} elements of output {i}")
     return None

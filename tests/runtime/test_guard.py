@@ -173,7 +173,7 @@ def test_the_quick_way_takes_what_lies_to_the_letter_and_gives_what_the_long_way
     contract = one(tuple(X.shape), order, boundary=boundary)
     taken = quick_check(contract)([tensor])
     if taken is None:
-        exact = (tensor.dtype, tensor.shape, tensor.stride()) == contract.inputs[0].memory
+        exact = (tensor.dtype, tensor.shape, tensor.stride()) == contract.inputs[0].memory_of(tuple(X.shape))
         assert not exact or name in ("negated", "a parameter")
         return
     (slowly,) = check(contract, [tensor], "error").tensors

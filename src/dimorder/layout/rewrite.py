@@ -91,19 +91,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
 
 def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """Return a dense copy of a logical tensor in the form of the signature, with canonical strides."""
-    if spec.boundary == "physical":
-        return tensor.permute(tuple(spec.dim_order)).contiguous()
-    strides = spec.boundary_order.strides(tuple(tensor.shape))
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def from_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a result of the program's own signature as a logical tensor.
-
-    >>> from_boundary(torch.zeros(2, 5, 3), TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))).shape
-    torch.Size([2, 3, 5])
-    """
-    return tensor.permute(spec.dim_order.inverse.dims) if spec.boundary == "physical" else tensor
+    return spec.to_boundary(spec.dense_copy(tensor))
 
 
 def constant_bytes(program: ExportedProgram) -> int:

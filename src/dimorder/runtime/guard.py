@@ -86,10 +86,7 @@ def restore(
     (torch.Size([2, 3, 5]), (15, 1, 3), ())
     """
     _check_count(contract.outputs, tensors, "output")
-    logical = [
-        tensor.permute(spec.dim_order.inverse.dims) if spec.boundary == "physical" else tensor
-        for spec, tensor in zip(contract.outputs, tensors, strict=True)
-    ]
+    logical = [spec.from_boundary(tensor) for spec, tensor in zip(contract.outputs, tensors, strict=True)]
     return _conform("output", contract.outputs, logical, on_mismatch)
 
 
@@ -97,11 +94,6 @@ def require_choice(on_mismatch: str) -> None:
     """Raise `UsageError` unless `on_mismatch` is "adapt", "error" or "warn"."""
     if on_mismatch not in _CHOICES:
         raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(_CHOICES)}")
-
-
-def _physical(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an input as the program's own signature shows it."""
-    return tensor.permute(spec.dim_order.dims) if spec.boundary == "physical" else tensor
 
 
 def _conform(
@@ -133,13 +125,10 @@ def _conform(
                 raise error
             if on_mismatch == "warn":
                 warnings.warn(str(error), stacklevel=4)
-            # torch.contiguous(memory_format=...) leaves ambiguous strides as they are, so the copy is made by
-            # hand.
-            tensor = torch.empty_strided(
-                tensor.shape, canonical, dtype=tensor.dtype, device=tensor.device
-            ).copy_(tensor)
+            # torch.contiguous(memory_format=...) would leave ambiguous strides as they are.
+            tensor = spec.dense_copy(tensor)
             conversions.append(Adaptation(spec.name, found, spec.dim_order, tensor.nbytes))
-        result.append(_physical(spec, tensor) if kind == "input" else tensor)
+        result.append(spec.to_boundary(tensor) if kind == "input" else tensor)
     return Checked(tuple(result), tuple(conversions))
 
 

@@ -36,7 +36,7 @@ def quick_check(contract: Contract) -> _Quick:
         for spec, tensor in zip(contract.inputs, tensors, strict=True):
             check_shape(spec, tensor, contract.symbols, sizes)
 
-    return _of_sizes(contract.inputs, [spec.shape for spec in contract.inputs], expected, require)
+    return _of_sizes([spec.shape for spec in contract.inputs], expected, require)
 
 
 def quick_restore(contract: Contract) -> _Quick:
@@ -45,11 +45,8 @@ def quick_restore(contract: Contract) -> _Quick:
     def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
         return [_raw(spec, shape) for spec, shape in zip(contract.outputs, shapes, strict=True)]
 
-    raw = [
-        spec.dim_order.physical_shape(spec.shape) if spec.boundary == "physical" else spec.shape
-        for spec in contract.outputs
-    ]
-    return _of_sizes(contract.outputs, raw, expected, lambda tensors: None)
+    raw = [spec.boundary_shape for spec in contract.outputs]
+    return _of_sizes(raw, expected, lambda tensors: None)
 
 
 def _raw(spec: TensorSpec, shape: tuple[int, ...]) -> _Expected:
@@ -62,7 +59,6 @@ def _raw(spec: TensorSpec, shape: tuple[int, ...]) -> _Expected:
 
 
 def _of_sizes(
-    specs: Sequence[TensorSpec],
     shapes: Sequence[Sequence[int | str]],
     expected: Callable[[Sequence[tuple[int, ...]]], list[_Expected]],
     require: Callable[[Sequence[torch.Tensor]], None],

@@ -31,7 +31,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.exported import as_function
 from dimorder.graph.interpreter import GraphRun
-from dimorder.layout.rewrite import at_boundary, from_boundary
+from dimorder.layout.rewrite import at_boundary
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.verification.flat_network import flat_network, takes_floats
 from dimorder.verification.fp16_accumulation import HalfSums
@@ -310,7 +310,8 @@ class Trial:
                 raise VerificationError(
                     "what was made of the network", found, "report this network, or lower it for target torch"
                 ) from error
-            got += [from_boundary(*pair) for pair in zip(given, self.contract.outputs, strict=True)]
+            outputs = zip(given, self.contract.outputs, strict=True)
+            got += [spec.from_boundary(tensor) for tensor, spec in outputs]
         return got
 
     def _steep_faults(self, run: Run, seed: int, half_sums: bool, selections: Selections | None) -> list[str]:
