@@ -41,17 +41,12 @@ def read(shape: Sequence[int], strides: Sequence[int]) -> DimOrder | NotDense:
         )
     if 0 in shape:
         return DimOrder.contiguous(len(shape))
-
-    ones = tuple(dim for dim, size in enumerate(shape) if size == 1)
-    counted = (dim for dim, size in enumerate(shape) if size != 1)
-    inner_first = sorted(counted, key=lambda dim: (strides[dim], -dim))
-    step = 1
-    inner: int | None = None
-    for dim in inner_first:
+    order, step, inner = _by_strides(shape, strides), 1, None
+    for dim in reversed([dim for dim in order if shape[dim] != 1]):
         if strides[dim] != step:
             return NotDense(_why(dim, inner, shape, strides, step))
         step, inner = step * shape[dim], dim
-    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
+    return order
 
 
 def order_with_gaps(shape: Sequence[int], strides: Sequence[int]) -> DimOrder | None:
@@ -62,14 +57,17 @@ def order_with_gaps(shape: Sequence[int], strides: Sequence[int]) -> DimOrder | 
     """
     if 0 in shape:
         return DimOrder.contiguous(len(shape))
-    step = 1
-    inner_first = sorted((d for d, n in enumerate(shape) if n != 1), key=lambda d: (strides[d], -d))
-    for dim in inner_first:
+    order, step = _by_strides(shape, strides), 1
+    for dim in reversed([dim for dim in order if shape[dim] != 1]):
         if strides[dim] < step:
             return None
         step = strides[dim] * shape[dim]
-    ones = (dim for dim, size in enumerate(shape) if size == 1)
-    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
+    return order
+
+
+def _by_strides(shape: Sequence[int], strides: Sequence[int]) -> DimOrder:
+    """Return the dims with the largest strides first; those of size 1 where they make the least order."""
+    return DimOrder(*sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))).canonical(shape)
 
 
 def _why(dim: int, inner: int | None, shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> str:
