@@ -115,7 +115,7 @@ def sources_by_size(source: Source, request: Request) -> SourcesBySize:
     require_costs_of_sizes(request, sizes)
     points = list(itertools.islice(sizes.points(), MOST_GRAPHS + 1))
     if len(points) > MOST_GRAPHS:
-        found = f"more than {MOST_GRAPHS} sizes in {', '.join(map(str, sizes.symbols))}"
+        found = f"more than {MOST_GRAPHS} sizes in {sizes.ranges}"
         raise UsageError("lower_sizes", found, "narrow the ranges, or take multiples of a larger step")
     by_size = {}
     for point in points:
@@ -132,8 +132,7 @@ def require_costs_of_sizes(request: Request, sizes: SymbolicProgram) -> None:
     """
     target = request.target
     if layout_costs(target, request.objective).configuration is None:
-        names = ", ".join(map(str, sizes.symbols))
-        found = f"symbolic sizes, {names}: its costs are known of fixed ones"
+        found = f"symbolic sizes, {sizes.ranges}: its costs are known of fixed ones"
         others = [name for name, costs in target.costs.items() if costs.configuration is not None]
         raise UsageError(f"objective {request.objective!r}", found, f"plan by {' or '.join(others)}")
 

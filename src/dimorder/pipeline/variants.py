@@ -65,8 +65,7 @@ def specialize(source: Source, request: Request) -> list[Point]:
         return [{}]
     require_costs_of_sizes(request, sizes)
     if target.dynamic is None:
-        names = ", ".join(map(str, sizes.symbols))
-        found = f"symbolic sizes, {names}: its graphs have fixed ones"
+        found = f"symbolic sizes, {sizes.ranges}: its graphs have fixed ones"
         raise UnsupportedError(
             f"target {target.name}", found, "lower one graph for each size: dimorder.lower_sizes"
         )

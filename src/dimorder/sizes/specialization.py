@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch import SymInt, Tensor
 from torch.export import ExportedProgram
@@ -47,7 +46,7 @@ def specialize(program: ExportedProgram, symbols: Sequence[Symbol]) -> Specializ
     """
     symbolic = _symbolic(program, symbols)
     points = symbolic.specialization_points()
-    fixed, calls = _fix_sizes(program, _SizesAtPoints([_environment(symbolic, each) for each in points]))
+    fixed, calls = _fix_sizes(program, _SizesAtPoints(symbolic, points))
     return Specialization(fixed, calls, symbolic.table(points))
 
 
@@ -57,19 +56,13 @@ def specialize_each(
     """Return a program with dynamic sizes at each of a few points, and its sizes there; see `specialize`."""
     symbolic = _symbolic(program, symbols)
     points = symbolic.specialization_points()
-    environments = (_environment(symbolic, point) for point in points)
-    programs = [_fix_sizes(program, _SizesAtPoints([each]))[0] for each in environments]
+    programs = [_fix_sizes(program, _SizesAtPoints(symbolic, [point]))[0] for point in points]
     return programs, symbolic.table(points)
 
 
 def _symbolic(program: ExportedProgram, symbols: Sequence[Symbol]) -> SymbolicProgram:
     roots = zip(symbols, program.range_constraints, strict=True)  # `merge_programs` keeps their sequence
     return SymbolicProgram(program, (), tuple(symbols), {symbol.name: root for symbol, root in roots})
-
-
-def _environment(symbolic: SymbolicProgram, point: Point) -> dict[Any, Any]:
-    """Return the values of torch's symbols at a point."""
-    return {symbolic.roots[s.name]: sympy.Integer(point[s.name] // s.step) for s in symbolic.symbols}
 
 
 def _fix_sizes(
@@ -100,20 +93,15 @@ def _fix_sizes(
     return fixed, calls
 
 
+@dataclass(frozen=True)
 class _SizesAtPoints:
-    """The sizes of a program at several points, each computed once."""
+    """The sizes of a program at several points."""
 
-    def __init__(self, points: Sequence[Mapping[Any, Any]]) -> None:
-        self.points = points
-        self.known: dict[Any, int] = {}
+    program: SymbolicProgram
+    points: Sequence[Point]
 
     def of(self, size: Any) -> int:
-        if not isinstance(size, SymInt):
-            return int(size)
-        expression = size.node.expr
-        if expression not in self.known:
-            self.known[expression] = DynamicSize.of(int(expression.xreplace(p)) for p in self.points)
-        return self.known[expression]
+        return DynamicSize.of(self.program.size_at(size, point) for point in self.points)
 
     def tensor(self, value: Tensor) -> Tensor:
         """Return a tensor without data that has the sizes and strides of the first point."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -94,13 +94,16 @@ class SymbolicProgram:
     @property
     def corners(self) -> list[Point]:
         """Return the ends of the ranges, in all combinations."""
-        return _points(self.symbols, [list(dict.fromkeys(_ends(symbol))) for symbol in self.symbols])
+        return list(_points(self.symbols, [dict.fromkeys(_ends(symbol)) for symbol in self.symbols]))
 
     def points(self) -> Iterator[Point]:
         """Yield all points of the ranges."""
-        names = [symbol.name for symbol in self.symbols]
-        for sizes in itertools.product(*map(sizes_of, self.symbols)):
-            yield dict(zip(names, sizes, strict=True))
+        return _points(self.symbols, map(sizes_of, self.symbols))
+
+    @property
+    def ranges(self) -> str:
+        """Return the dynamic sizes with their ranges, in words."""
+        return ", ".join(map(str, self.symbols))
 
     @property
     def middle(self) -> Point:
@@ -125,7 +128,7 @@ class SymbolicProgram:
         }
         points += [{**self.middle, **even}] if even else []
         for number in self._numbers:
-            if len({self._size(number, point) for point in (*points, *self.specialization_points())}) == 1:
+            if len({self.size_at(number, point) for point in (*points, *self.specialization_points())}) == 1:
                 points += itertools.islice(self._where_else(number, points[0]), 1)
         return points
 
@@ -137,11 +140,10 @@ class SymbolicProgram:
 
     def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
         """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
-        own = [s for s in self.symbols if self.roots[s.name] in number.node.expr.free_symbols]
-        known = self._size(number, point)
-        for sizes in itertools.islice(itertools.product(*map(sizes_of, own)), MOST_SIZES):
-            other = {**self.middle, **{s.name: size for s, size in zip(own, sizes, strict=True)}}
-            if self._size(number, other) != known:
+        own, known = self._symbols_in(number.node.expr), self.size_at(number, point)
+        for sizes in itertools.islice(_points(own, map(sizes_of, own)), MOST_SIZES):
+            other = {**self.middle, **sizes}
+            if self.size_at(number, other) != known:
                 yield other
 
     def point(self, sizes: Point) -> Point:
@@ -184,7 +186,7 @@ class SymbolicProgram:
         varying, constant = self._sizes
 
         def chance(point: Point) -> tuple[int, int]:
-            values = [self._size(size, point) for size in varying]
+            values = [self.size_at(size, point) for size in varying]
             alike = len(values) - len(set(values)) + sum(value in constant for value in values)
             roots = [point[symbol.name] // symbol.step for symbol in self.symbols]
             odd = 10 * sum(not _is_odd_prime(root) for root in roots)
@@ -195,10 +197,10 @@ class SymbolicProgram:
             found.append(wanted)
         count = _CANDIDATES.get(len(self.symbols), 4)
         points = sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance)
-        telling = [size for size in varying if len({self._size(size, p) for p in points}) >= _MAX_POINTS]
+        telling = [size for size in varying if len({self.size_at(size, p) for p in points}) >= _MAX_POINTS]
 
         def repeats(point: Point, others: Sequence[Point]) -> bool:
-            return any(self._size(size, point) == self._size(size, p) for size in telling for p in others)
+            return any(self.size_at(size, point) == self.size_at(size, p) for size in telling for p in others)
 
         best = (p for p in points if not repeats(p, found) and _products_are_apart([*found, p]))
         for point in itertools.chain(best, points):
@@ -214,11 +216,10 @@ class SymbolicProgram:
         if len(found) < min(
             _MAX_POINTS, len(self.symbols) + 1
         ):  # else one dynamic size could pass for another
-            ranges = ", ".join(map(str, self.symbols))
             fix = (
                 "give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size"
             )
-            raise UnsupportedError("the ranges of sizes", f"too few sizes in {ranges}", fix)
+            raise UnsupportedError("the ranges of sizes", f"too few sizes in {self.ranges}", fix)
         return found
 
     @cached_property
@@ -240,7 +241,7 @@ class SymbolicProgram:
         sizes = [*self._sizes[0], *self._numbers]
         known = dict[tuple[int, ...], Any]()
         for size in sizes:
-            known.setdefault(tuple(self._size(size, point) for point in points), size)
+            known.setdefault(tuple(self.size_at(size, point) for point in points), size)
         mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"
         ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
@@ -248,20 +249,21 @@ class SymbolicProgram:
 
     def varying(self, point: Point) -> frozenset[int]:
         """Return the values at a point of all sizes that are dynamic or computed from dynamic ones."""
-        return frozenset(self._size(size, point) for size in self._sizes[0])
+        return frozenset(self.size_at(size, point) for size in self._sizes[0])
 
     def is_affine(self) -> bool:
         """Return whether each size is an affine function of one dynamic size over its range."""
         return all(self._is_affine(size) for size in self._sizes[0])
 
     def _is_affine(self, size: Any) -> bool:
-        expression = size.node.expr
-        names = [name for name, root in self.roots.items() if root in expression.free_symbols]
-        if len(names) != 1 or len(expression.free_symbols) != 1:
+        symbols = self._symbols_in(size.node.expr)
+        if len(symbols) != 1 or len(size.node.expr.free_symbols) != 1:
             return False
-        symbol = next(symbol for symbol in self.symbols if symbol.name == names[0])
-        known = sizes_of(symbol)
-        return is_affine([self._size(size, {**self.middle, symbol.name: each}) for each in known], known)
+        known, name = sizes_of(symbols[0]), symbols[0].name
+        return is_affine([self.size_at(size, {**self.middle, name: each}) for each in known], known)
+
+    def _symbols_in(self, expression: Any) -> list[Symbol]:
+        return [symbol for symbol in self.symbols if self.roots[symbol.name] in expression.free_symbols]
 
     @cached_property
     def _known_sizes(self) -> dict[Any, tuple[list[Symbol], dict[tuple[int, ...], int]]]:
@@ -281,17 +283,15 @@ class SymbolicProgram:
         return list(varying.values()), constant
 
     def _shape(self, shape: Sequence[Any], point: Point) -> tuple[int, ...]:
-        return tuple(self._size(size, point) for size in shape)
+        return tuple(self.size_at(size, point) for size in shape)
 
-    def _size(self, size: Any, point: Point) -> int:
+    def size_at(self, size: Any, point: Point) -> int:
+        """Return a size of the program, or a number that it computes from sizes, at a point."""
         return size if isinstance(size, int) else self._value(size.node.expr, point)
 
     def _value(self, expression: Any, point: Point) -> int:
         if expression not in self._known_sizes:
-            self._known_sizes[expression] = (
-                [s for s in self.symbols if self.roots[s.name] in expression.free_symbols],
-                {},
-            )
+            self._known_sizes[expression] = self._symbols_in(expression), {}
         symbols, known = self._known_sizes[expression]
         roots = tuple(point[symbol.name] // symbol.step for symbol in symbols)
         if roots not in known:
@@ -339,8 +339,10 @@ def _middle(symbol: Symbol) -> int:
     return symbol.step * min(max(math.isqrt(least * most), least + 1), most - 1)
 
 
-def _points(symbols: Sequence[Symbol], sizes: Sequence[Sequence[int]]) -> list[Point]:
-    return [dict(zip((s.name for s in symbols), point, strict=True)) for point in itertools.product(*sizes)]
+def _points(symbols: Sequence[Symbol], sizes: Iterable[Iterable[int]]) -> Iterator[Point]:
+    """Yield all combinations of some sizes of each symbol."""
+    names = [symbol.name for symbol in symbols]
+    return (dict(zip(names, point, strict=True)) for point in itertools.product(*sizes))
 
 
 def _some(symbol: Symbol, count: int) -> list[int]:
