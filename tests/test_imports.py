@@ -105,7 +105,6 @@ MAY_IMPORT = {
         "errors",
         "modules",
         "clock",
-        "algebra",
         "contract",
         "graph",
         "capture",

@@ -12,7 +12,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
-from dimorder.algebra.dim_order import DimOrder
 from dimorder.capture.export import arguments
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
@@ -104,9 +103,7 @@ def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     values = {name: nodes[name].meta["val"] for name in exported.graph_signature.user_inputs if name in nodes}
     return [
-        TensorSpec(name, tuple(value.shape), str(value.dtype), DimOrder.contiguous(value.dim()))
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor)
+        TensorSpec.row_major(name, value) for name, value in values.items() if isinstance(value, torch.Tensor)
     ]
 
 
