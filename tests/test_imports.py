@@ -103,6 +103,7 @@ MAY_IMPORT = {
     "reading": {"errors", "text", "contract"},
     "quantization": {
         "errors",
+        "text",
         "modules",
         "clock",
         "contract",

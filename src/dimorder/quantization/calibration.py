@@ -16,6 +16,7 @@ from dimorder.capture.export import arguments
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
 from dimorder.reading import Normalization, is_array, read_arrays, read_image
+from dimorder.text import shape_text
 
 Calibration: TypeAlias = "Iterable[Any] | str | os.PathLike[str]"
 
@@ -99,12 +100,19 @@ def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None
 
 
 def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
-    """Return the tensors among a program's inputs, in the sequence of its arguments."""
+    """Return the tensors among a program's inputs, in the sequence of its arguments.
+
+    Raises:
+        UsageError: if a size is dynamic.
+    """
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     values = {name: nodes[name].meta["val"] for name in exported.graph_signature.user_inputs if name in nodes}
-    return [
-        TensorSpec.row_major(name, value) for name, value in values.items() if isinstance(value, torch.Tensor)
-    ]
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    for name, value in tensors.items():
+        if not all(isinstance(size, int) for size in value.shape):
+            fix = "export it without dynamic_shapes, or quantise it by PT2E's prepare_pt2e and convert_pt2e"
+            raise UsageError(f"input {name!r}", f"dynamic sizes, in {shape_text(value.shape)}", fix)
+    return [TensorSpec.row_major(name, value) for name, value in tensors.items()]
 
 
 # Files
