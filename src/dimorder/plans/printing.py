@@ -6,7 +6,7 @@ Views are free, and so are copies that make an operator's result dense. They hav
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from dimorder.algebra.dim_order import describe
+from dimorder.algebra.dim_order import DimOrder
 from dimorder.capture.captured import Captured
 from dimorder.capture.state import left_in_state
 from dimorder.contract import TensorSpec
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import is_getitem, origin_of, results, where
+from dimorder.ops.problem_map import BufferInfo
 from dimorder.plans.network_plan import NetworkPlan
-from dimorder.plans.order_names import order_name
+from dimorder.plans.order_names import order_name, whole_order
 from dimorder.text import columns, shape_text
 
 aten = torch.ops.aten
@@ -136,7 +137,7 @@ class _PhysicalText:
                 spec = promised[node.name]
                 self._set_text(node, self.names.new(spec.name))
                 shape = spec.dim_order.physical_shape(spec.shape)
-                yield _Line(self.texts[node], shape_text(shape), _letters(describe(spec.dim_order)), "input")
+                yield _Line(self.texts[node], shape_text(shape), _letters(spec.dim_order), "input")
             elif node.op == "call_function" and isinstance(node.meta["val"], torch.SymInt):
                 self._set_text(node, self._size(node.meta["val"]))
             elif node.op == "call_function":
@@ -146,7 +147,7 @@ class _PhysicalText:
         outputs: Any = self.program.graph.output_node().args[0]
         for node, spec in zip(outputs[len(self.state) :], contract.outputs, strict=True):
             shape = spec.dim_order.physical_shape(spec.shape)
-            yield _Line(spec.name, shape_text(shape), _letters(describe(spec.dim_order)), self.values[node])
+            yield _Line(spec.name, shape_text(shape), _letters(spec.dim_order), self.values[node])
 
     def _call(self, node: Node) -> Iterator[_Line]:
         source: Any = node.args[0] if node.args else None
@@ -208,7 +209,7 @@ class _PhysicalText:
         for holder in holders:
             origin = origin_of(holder)
             if "buffer" in origin:
-                return _letters(order_name(self.extracted.buffers[origin["buffer"]], origin["order"]))
+                return _order_text(self.extracted.buffers[origin["buffer"]], origin["order"])
             holders += [
                 user
                 for user in holder.users
@@ -265,7 +266,7 @@ def _call(node: Node, texts: Mapping[Node, str]) -> str:
     if node.target is aten.slice.Tensor:
         x, dim, begin, end, *step = node.args
         stride = f":{step[0]}" if step and step[0] != 1 else ""
-        return f"slice({texts[x]}, dim {dim}, {begin}:{end}{stride})"  # type: ignore[index]
+        return f"slice({_value(x, texts)}, dim {dim}, {_value(begin, texts)}:{_value(end, texts)}{stride})"
     if isinstance(node.target, Branches):
         return f"{node.target}({', '.join(texts[operand] for operand in node.all_input_nodes)})"
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} is no operator of torch"
@@ -315,14 +316,20 @@ def _shape(node: Node) -> str:
     return ", ".join(shape_text(value.shape) for value in results(node))
 
 
-def _letters(order: str) -> str:
-    """Return one letter per dimension, `NHWC` for `NHWC (0, 2, 3, 1)`; if some are cut, one per axis."""
-    axes, _, cuts = order.partition(", where")
-    if cuts or "(" not in axes:
-        return axes
-    dims = [int(d) for d in axes[axes.index("(") + 1 : -1].split(",") if d.strip()]
-    letters = _LETTERS.get(len(dims), "0123456789")
-    return "".join(letters[d] for d in dims)
+def _letters(order: DimOrder) -> str:
+    """Return one letter per dimension, such as `NHWC`."""
+    letters = _LETTERS.get(len(order))
+    if letters is None:
+        return ("" if len(order) <= 10 else " ").join(map(str, order))
+    return "".join(order.apply(letters))
+
+
+def _order_text(info: BufferInfo, order: Sequence[int]) -> str:
+    """Return one letter per dimension of a buffer; if some are cut, one per axis."""
+    whole = whole_order(info, order)
+    if whole is None or not info.shape:
+        return order_name(info, order).partition(", where")[0]
+    return _letters(whole.canonical(info.shape))
 
 
 def _table(lines: Iterable[_Line]) -> str:
