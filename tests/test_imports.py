@@ -145,6 +145,7 @@ MAY_IMPORT = {
     "latency": {
         "text",
         "errors",
+        "modules",
         "cpu",
         "clock",
         "graph",

@@ -45,6 +45,38 @@ def test_ours_and_executorchs_programs_are_checked_timed_and_weighed():
     assert found.ratio(ours) is None and low <= found.ratio(stock)[0] <= high
 
 
+class Sum(nn.Module):
+    """The sum of all inputs so far, which is state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2, 3, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(2 * x)
+        return self.total
+
+
+class Chosen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.relu() * 2, lambda x: x.sigmoid() + 1, (x,))
+
+
+def test_each_program_starts_from_the_state_of_the_given_network():
+    network, x = Sum().eval(), torch.randn(2, 3, 5)
+    found = bench.measure(
+        network, (x,), targets=("torch",), against=("eager", "eager-channels-last"), rounds=5
+    )
+    assert [row.error for row in found.rows] == [None] * 3
+    assert max(row.max_rel_error for row in found.rows) == 0
+
+
+def test_the_profile_of_branches_is_refused():
+    physical = dimorder.lower(Chosen(), (torch.randn(2, 3, 5),), target="torch").physical
+    with pytest.raises(UnsupportedError, match=r"found: a network with torch\.cond"):
+        profile.profile(physical, limit.Limit(1, 1e9, ((100, 1e9),)))
+
+
 def test_wrong_numbers_and_failures_have_no_times(monkeypatch):
     def wrong(given, path):
         call = runtimes.PEERS["eager"].open(given, path)
