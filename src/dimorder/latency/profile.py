@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError
+from dimorder.graph.branches import Branches
 from dimorder.graph.nodes import is_getitem
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
@@ -72,6 +73,10 @@ def profile(
     """
     if is_quantized(physical.graph_module):
         raise UnsupportedError("the profile", "a quantised network", "profile the float network")
+    if any(isinstance(node.target, Branches) for node in physical.graph.nodes):
+        raise UnsupportedError(
+            "the profile", "a network with torch.cond", "profile the branches by themselves"
+        )
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit
 
