@@ -72,10 +72,9 @@ class Transposition:
 
 @dataclass(frozen=True)
 class ChosenWay:
-    """A way of copying, its gain over torch's copy, and its transposition."""
+    """A way of copying, and its transposition."""
 
     way: str
-    gain: float
     moved: Transposition
 
 
@@ -93,14 +92,14 @@ def choose(
         if way in ways()
     }
     best = max(gains, key=gains.__getitem__, default="")
-    return ChosenWay(best, gains[best], moved) if best and gains[best] >= LEAST_GAIN else None
+    return ChosenWay(best, moved) if best and gains[best] >= LEAST_GAIN else None
 
 
 def fast_copy(tensor: Tensor, choice: ChosenWay, strides: Sequence[int]) -> Tensor:
     """Copy a dense plain CPU tensor into other strides, in the chosen way, without gradients.
 
     >>> x = torch.randn(1, 64, 56, 56)
-    >>> y = fast_copy(x, ChosenWay("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
+    >>> y = fast_copy(x, ChosenWay("shuffle", Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
     >>> torch.equal(x, y), y.stride()
     (True, (200704, 1, 3584, 64))
     """

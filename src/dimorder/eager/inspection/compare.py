@@ -132,8 +132,8 @@ def compare(
     given = ((args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {}))
     parts = dict(_regions(model))
     times: dict[str, dict[str, list[float]]] = {order: defaultdict(list) for order in ORDERS}
-    with left_as_it_was(model, given), ExitStack() as stack:
-        runs = {order: stack.enter_context(_prepare(model, given, order)) for order in ORDERS}
+    with left_as_it_was(model, given):
+        runs = {order: _prepare(model, given, order) for order in ORDERS}
         for round_ in range(rounds + 1):
             for order in ORDERS if round_ % 2 else ORDERS[::-1]:
                 seen: dict[str, float] = defaultdict(float)
@@ -159,8 +159,7 @@ def _regions(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
             yield prefix + name, child
 
 
-@contextmanager
-def _prepare(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], float]]:
+def _prepare(model: nn.Module, given: Any, order: str) -> Callable[[], float]:
     """Return a function that runs the model in an order and returns its µs; weights are converted here."""
     with in_order(model, given, order) as (args, kwargs):
         put_in_order = snapshot(model)
@@ -177,7 +176,7 @@ def _prepare(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], 
         finally:
             put_back()
 
-    yield run
+    return run
 
 
 @contextmanager

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from dimorder.eager.channels_last import RANKS
 
-# The table: name → rank → function, or None for a rank at which there is none.
-
 Make = Callable[[int], Callable[[Tensor], Any] | None]
 
 
@@ -210,7 +208,7 @@ PROBES: Mapping[str, Make] = MappingProxyType(
             lambda dims: lambda x: F.fold(F.unfold(x, 2, stride=2), x.shape[2:], 2, stride=2), 4
         ),
         # Padding
-        "pad": _per_rank(lambda dims: lambda x: F.pad(x, [1, 2] * dims)),
+        "pad": _pad("constant"),
         "pad C": _per_rank(lambda dims: lambda x: F.pad(x, [0, 0] * dims + [1, 2])),
         **{f"pad {mode}": _pad(mode) for mode in ("reflect", "replicate", "circular")},
         # Joining, cutting, moving
