@@ -98,7 +98,7 @@ def test_tags_of_onednn(tag, physical):
     assert Layout.parse(tag, 4).physical_shape((2, 35, 5, 7)) == physical
 
 
-@pytest.mark.parametrize("tag", ["nChw", "nchw16c", "nCh16c", "nChw16", "xChw16c", "", "nCcw16c", "abce"])
+@pytest.mark.parametrize("tag", ["nChw", "nchw16c", "nCh16c", "nChw16", "xChw16c", "", "nCcw16c", "abce", 5])
 def test_what_is_no_tag_is_refused(tag):
     with pytest.raises(UsageError, match=r"no layout of 4 dims\n.*nChw16c"):
         Layout.parse(tag, 4)

@@ -284,6 +284,12 @@ def test_what_has_no_strides_is_refused():
             call()
 
 
+@pytest.mark.parametrize("order", [[[0, 1], [2, 3]], ([0], 2, 3, 1)])
+def test_an_order_of_lists_is_refused(order):
+    with pytest.raises(UsageError, match="a dim that is not an int"):
+        convert(torch.zeros(2, 3, 5, 7), order)
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per")
 def test_integers_with_a_scale_per_channel_are_converted_or_refused():
     def quantized(*shape):

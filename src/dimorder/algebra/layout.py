@@ -71,7 +71,7 @@ class Layout:
         >>> Layout.parse("OIhw4i16o4i", 4) == Layout.parse("ABcd4b16a4b", 4)
         True
         """
-        match = _TAG.fullmatch(tag)
+        match = _TAG.fullmatch(tag) if isinstance(tag, str) else None
         outer, inner = match.group("outer", "inner") if match else ("", "")
         letters = outer.lower()
         alphabet = string.ascii_lowercase[:rank] if "a" in letters else _DIMS

@@ -44,8 +44,8 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     require_strides(tensor, "a tensor to convert")
     if isinstance(order, Layout):
         return _block(tensor, order)
-    if type(order).__hash__ is None:  # a list, for example
-        order = tuple(order)  # type: ignore[arg-type]
+    if isinstance(order, (list, tuple)) or type(order).__hash__ is None:  # the cache takes what has a hash
+        order = DimOrder.parse(tuple(order), tensor.dim())  # type: ignore[arg-type]
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
