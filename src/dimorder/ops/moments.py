@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -65,9 +64,8 @@ def _variance(target: Any, *, root: bool = False, mean: bool = False) -> Callabl
     def spell(
         n: Tracer, x: Value, dims: _Reduced = None, *, correction: float | None = None, keepdim: bool = False
     ) -> Value:
-        if not shape_of(x) or not dtype_of(x).is_floating_point:
-            whole = n.emit(target, x, dims, correction=correction, keepdim=keepdim)
-            return [n.write(operator.getitem, whole, i) for i in range(2)] if mean else whole
+        if not dtype_of(x).is_floating_point:
+            return n.emit(target, x, dims, correction=correction, keepdim=keepdim)
         spread, middle = _moments(n, x, dims, 1 if correction is None else correction, keepdim)
         if root:
             spread = n.write(aten.sqrt.default, spread)
