@@ -37,7 +37,7 @@ from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
 from dimorder.sizes.point_errors import at_point
 from dimorder.sizes.symbolic_program import Point
-from dimorder.targets import DEFAULT, find, target_for_file
+from dimorder.targets import DEFAULT, find, require_objective, target_for_file
 from dimorder.targets.base import Target, UnpredictableError
 
 __all__ = ["Lowered", "load", "lower", "lower_sizes", "plan"]
@@ -245,6 +245,8 @@ def _request(
     cost_at: Point | None,
 ) -> Request:
     asked = find(target)
+    if objective is not None:
+        require_objective(asked.name, asked.objectives, objective)
     return Request(asked, objective or asked.objectives[0], orders, types, cost_at)
 
 

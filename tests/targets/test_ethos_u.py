@@ -250,8 +250,8 @@ def test_cycles_are_known_of_what_is_lowered_alone(quantised: nn.Module) -> None
     with pytest.raises(UsageError) as raised:
         dimorder.plan(quantised, (inputs(),), target="ethos-u85-256", objective="cycles")
     assert refusal(raised.value) == [
-        "objective",
-        "  found: 'cycles', which only lower can compare",
+        "objective 'cycles'",
+        "  found: only lower can compare its plans",
         "  fix: lower the network, or plan by bytes or count",
     ]
 

@@ -238,3 +238,10 @@ def test_the_grid_has_each_kernel_by_one_name() -> None:
         assert kernels == kernels[:1] * 2, (sample[1:], kernels)
         assert len(kernels) == 2
         assert [x.numel() for x in call()] == [1, 1]
+
+
+def test_a_wrong_objective_is_refused_before_the_network_is_captured() -> None:
+    for refuse in (dimorder.plan, dimorder.lower):
+        with pytest.raises(UsageError, match="no objective of target torch, but of xnnpack") as raised:
+            refuse("missing.pt2", target="torch", objective="time")
+        assert raised.value.where == "objective 'time'"

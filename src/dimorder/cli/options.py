@@ -333,12 +333,8 @@ def target_of(options: argparse.Namespace) -> Target:
 
     written = Path(getattr(options, "output", None) or "")
     target = targets.find(options.target or targets.name_for_suffix(written.suffix) or targets.DEFAULT)
-    if options.objective not in (None, *target.objectives):
-        owners = next((o for name, _, o in targets.choices("objectives") if name == options.objective), "")
-        found = f"no objective of target {target.name}{f', but of {owners}' if owners else ''}"
-        raise UsageError(
-            f"--objective {options.objective}", found, f"choose {' or '.join(target.objectives)}"
-        )
+    if options.objective is not None:
+        targets.require_objective(target.name, target.objectives, options.objective)
     if not options.option:
         return target
     where, fix = f"--option {' '.join(options.option)}", "leave it out, or choose another target"

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.cpu import family
-from dimorder.errors import UsageError
 from dimorder.graph.nodes import tensors_in
 from dimorder.latency.timing import Invocation
 from dimorder.modules import left_as_it_was
-from dimorder.targets import find, info
+from dimorder.targets import find, info, require_objective
 from dimorder.targets.xnnpack.times import KernelTime, by_name, measured_times
 
 
@@ -69,9 +68,8 @@ def ours(chosen: str) -> Runtime:
     """
     target, _, objective = chosen.partition(":")
     about = info(target)
-    if objective and objective not in about.objectives:
-        fix = f"write {' or '.join(f'{target}:{each}' for each in about.objectives)}"
-        raise UsageError(f"target {chosen}", f"no objective {objective!r} of target {target}", fix)
+    if objective:
+        require_objective(target, about.objectives, objective)
 
     def write(given: Given, path: Path) -> tuple[KernelTime, ...] | None:
         from dimorder.api import lower

@@ -20,6 +20,7 @@ from dimorder.quantization.quantize import QuantizedNetwork
 from dimorder.sizes.export_symbolic import export_symbolic
 from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
+from dimorder.targets import require_objective
 from dimorder.targets.base import Target
 
 Network = torch.nn.Module | ExportedProgram | QuantizedNetwork | str | Path
@@ -144,9 +145,9 @@ def layout_costs(target: Target, objective: str) -> Costs:
         UsageError: if the target has no such objective, or knows it only of lowered programs.
     """
     if objective in target.contenders:
-        found = f"{objective!r}, which only lower can compare"
-        raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")
-    if objective not in target.costs:
-        known = (*target.costs, *target.contenders)
-        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(known)}")
+        found = "only lower can compare its plans"
+        raise UsageError(
+            f"objective {objective!r}", found, f"lower the network, or plan by {' or '.join(target.costs)}"
+        )
+    require_objective(target.name, target.costs, objective)
     return target.costs[objective]

@@ -7,7 +7,7 @@ A question about a target imports only its info. The target itself is imported w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -163,6 +163,21 @@ def choices(kind: str) -> list[tuple[str, str, str]]:
     return [
         (name, line, "" if owners == known else ", ".join(owners)) for (name, line), owners in found.items()
     ]
+
+
+def require_objective(target: str, known: Collection[str], objective: str) -> None:
+    """Raise `UsageError` for an objective that is not among those known of a target of that name.
+
+    >>> require_objective("torch", info("torch").objectives, "time")
+    Traceback (most recent call last):
+    dimorder.errors.UsageError: objective 'time'
+      found: no objective of target torch, but of xnnpack
+      fix: choose bytes or count
+    """
+    if objective not in known:
+        owners = next((owners for name, _, owners in choices("objectives") if name == objective), "")
+        found = f"no objective of target {target}{f', but of {owners}' if owners else ''}"
+        raise UsageError(f"objective {objective!r}", found, f"choose {' or '.join(known)}")
 
 
 def _entries() -> dict[str, list[EntryPoint]]:
