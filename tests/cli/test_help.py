@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dimorder import targets
 from dimorder.cli import COMMANDS, main
 from tests.cli.commands import HERE, INPUT
 
@@ -24,8 +25,14 @@ def test_the_help_begins_with_the_summary_as_it_is_written(command, capfd):
 
 @pytest.mark.parametrize("command", ["inspect", "bench"])
 def test_a_command_that_takes_no_exported_program_offers_none(command, capfd):
-    text = help_of(command, capfd)
+    text = help_of(command, capfd).partition("targets:")[0]
     assert ".pt2" not in text and "a letter" not in text
+
+
+@pytest.mark.parametrize("command", ["lower", "plan", "explain", "bench"])
+def test_a_command_with_a_target_lists_every_target(command, capfd):
+    listed = help_of(command, capfd).partition("targets:")[2]
+    assert all(f"{name} {info.suffix}" in listed for name, info in targets.infos())
 
 
 def test_only_lower_has_a_file_that_chooses_the_target(capfd):

@@ -50,9 +50,10 @@ def add_options(parser: CommandParser) -> None:
         "--target",
         action="append",
         metavar="TARGET[:OBJECTIVE]",
-        help="what dimorder lowers it to: xnnpack (the default), litert, torch or inductor, and the "
-        "objective; others are compared with the first",
+        help="what dimorder lowers it to, of the targets below whose files a CPU runs, and the objective "
+        "(default: xnnpack); others are compared with the first",
     )
+    parser.lists_targets = True
     parser.add_argument(
         "--against",
         action="append",

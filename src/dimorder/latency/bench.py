@@ -247,7 +247,7 @@ def _require_runtime(name: str) -> None:
         found = (
             "a reference model runs its files" if target.files.load else "its files do not run on this CPU"
         )
-        fix = "choose a target whose files a CPU runs: xnnpack, litert, torch or inductor"
+        fix = "choose a target whose files a CPU runs, such as xnnpack"
         raise UsageError(f"target {name}", f"{found}, so a time would say nothing", fix)
 
 
