@@ -141,7 +141,9 @@ def test_integers_beyond_the_digits_of_a_double_are_compared_exactly(run: Run, t
     assert told in refused(run(*call), 1)
     assert run(*call, "--atol", "41").code == 0
     np.save(wanted, right.astype(np.float64))
-    assert "int64 2 x 3, where float64 2 x 3 is expected" in refused(run(*call), 1)
+    told = refused(run(*call), 1)
+    assert "int64 2 x 3, where float64 2 x 3 is expected" in told
+    assert "fix: write the expected values in the output's type and sizes" in told
 
 
 def test_the_error_of_the_least_and_the_largest_integer_does_not_overflow(run: Run, tmp_path: Path) -> None:

@@ -93,9 +93,10 @@ Failure compare_all(
     report->differences.push_back(compare(program, settings, each, report->outputs[each.output].tensor));
     const Difference& difference = report->differences.back();
     if (first || difference.why.empty()) continue;
-    first = Failure(
-        "output '" + difference.name + "', expected as in " + each.file, difference.why,
-        "find out which of the two is right; --rtol and --atol allow for more", kNo);
+    const char* fix = difference.place.empty() // nothing was compared
+        ? "write the expected values in the output's type and sizes"
+        : "find out which of the two is right; --rtol and --atol allow for more";
+    first = Failure("output '" + difference.name + "', expected as in " + each.file, difference.why, fix, kNo);
   }
   return first;
 }
