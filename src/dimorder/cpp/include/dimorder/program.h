@@ -139,7 +139,8 @@ class Program {
 
   /// Bring the state back to what it is in the file. A program of dimorder's without state is left as it is.
   ///
-  /// The latest outputs stay valid until the next call, and may be its inputs.
+  /// The latest outputs stay valid until the next call, and may be its inputs. Until then a program with state has
+  /// its planned memory twice.
   Error reset();
 
   /// What is promised. Valid as long as the program is open.
