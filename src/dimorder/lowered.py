@@ -179,14 +179,17 @@ class Lowered:
         ]
         return merge_programs([decompose(each) for each in folded], sizes)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
+    def __copy__(self) -> Lowered:
         """Return a program of the same parts, which no call changes; it has the state before the first call.
 
         >>> import copy
         >>> from dimorder.api import lower
-        >>> copy.deepcopy(lower(torch.nn.ReLU(), (torch.ones(2),)))(torch.tensor([-1.0, 2.0]))
+        >>> copy.copy(lower(torch.nn.ReLU(), (torch.ones(2),)))(torch.tensor([-1.0, 2.0]))
         tensor([0., 2.])
         """
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
         return replace(self)
 
     def __repr__(self) -> str:

@@ -155,10 +155,11 @@ class Counter(nn.Module):
         return x * self.count
 
 
-def test_a_copy_of_a_lowered_network_has_a_state_of_its_own():
+@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_lowered_network_has_a_state_of_its_own(copy_of):
     lowered, x = dimorder.lower(Counter(), (numbers(2, 3),)), numbers(2, 3)
     torch.testing.assert_close(lowered(x), x * 5)
-    copied = copy.deepcopy(lowered)
+    copied = copy_of(lowered)
     torch.testing.assert_close(copied(x), x * 5)
     torch.testing.assert_close(lowered(x), x * 6)
     assert {lowered: 1, copied: 2}[lowered] == 1
