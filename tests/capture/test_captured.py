@@ -315,6 +315,14 @@ def test_what_has_no_normal_form_is_refused(name: str) -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_with_the_way_to_pad_it() -> None:
+    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    exported = torch.export.export(Net(lambda m, x: x * 2), (x,), strict=True)
+    with pytest.raises(UnsupportedError, match=r"jagged\n  fix: compute with torch.nested.to_padded_tensor"):
+        capture(exported)
+
+
 def test_symbolic_shapes_are_refused_by_operator_and_line() -> None:
     batch = torch.export.Dim("batch", min=2, max=9)
     exported = torch.export.export(

@@ -250,6 +250,15 @@ def test_the_quick_way_forgets_sizes_where_there_are_many():
             "torch.sparse_coo",
             "image = image.to_dense()",
         ),
+        *(
+            (
+                one((2, 4, 3), DimOrder(0, 1, 2)),
+                [torch.nested.nested_tensor([numbers(2, 3), numbers(4, 3)], layout=layout)],
+                "a nested tensor",
+                r"image = torch.nested.to_padded_tensor(image, 0.0)",
+            )
+            for layout in (torch.strided, torch.jagged)
+        ),
         (
             one((2, 3), DimOrder(0, 1)),
             [numbers(2, 3).double()],

@@ -13,6 +13,7 @@ from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import seal
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
 from dimorder.executorch.pte import read_contract
+from dimorder.runtime.program import Program
 from tests.marks import slow_but
 from tests.runtime.networks import Conv, Pointwise, TwoInTwoOut, export_pte
 
@@ -354,3 +355,14 @@ def test_loading_our_program_imports_neither_the_exporter_nor_torchvision(pte):
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(source)}, capture_output=True
     )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("batch", [2, "n"])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_refused_with_the_way_to_pad_it(batch, layout):
+    spec = TensorSpec("rows", (batch, 4, 3), "float32", NLC)
+    program = Program(Path("net.pte"), Contract((spec,), ()), lambda tensors: tensors, "adapt", "a runtime")
+    nested = torch.nested.nested_tensor([numbers(2, 3), numbers(4, 3)], layout=layout)
+    with pytest.raises(ContractError, match=r"a nested tensor.*\n.*to_padded_tensor"):
+        program(nested)

@@ -130,8 +130,9 @@ def refuse_sparse(program: ExportedProgram) -> None:
             values = tensors_in([each.meta.get("val") for each in (node, *node.all_input_nodes)])
             odd = next((value.layout for value in values if value.layout != torch.strided), None)
             if odd is not None:
+                dense = "torch.nested.to_padded_tensor(x, 0.0)" if odd == torch.jagged else "x.to_dense()"
                 raise UnsupportedError(
-                    operator_at(node), f"a tensor of layout {odd}", "compute with x.to_dense()"
+                    operator_at(node), f"a tensor of layout {odd}", f"compute with {dense}"
                 )
 
 

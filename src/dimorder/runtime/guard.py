@@ -177,6 +177,9 @@ def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
         if isinstance(tensor, (list, tuple, dict)):
             found, fix = f"a {kind.__name__}", "pass each tensor by itself, in the sequence of the contract"
         raise ContractError(where, found, fix)
+    if tensor.is_nested:
+        fix = f"{name} = torch.nested.to_padded_tensor({name}, 0.0)"
+        raise ContractError(where, "a nested tensor, whose parts have sizes of their own", fix)
     if tensor.layout != torch.strided:
         raise ContractError(where, f"a tensor of layout {tensor.layout}", f"{name} = {name}.to_dense()")
     if device is not None and tensor.device.type != device:

@@ -127,7 +127,10 @@ class Program:
             require_choice(on_mismatch)
         chosen = on_mismatch or self.on_mismatch
         conversions: tuple[Adaptation, ...] = ()
-        tensors = self._quick_check(given)
+        try:
+            tensors = self._quick_check(given)
+        except RuntimeError:  # a nested tensor has no shape, which `check` says
+            tensors = None
         if tensors is None:
             guarded = check(self.contract, given, chosen, device="cpu")
             tensors, conversions = list(guarded.tensors), guarded.conversions
