@@ -29,15 +29,15 @@ def test_the_case_has_the_findings_that_the_page_shows(network):
         ("lost", "aten.clone", "segment.py:14"),
         ("mixed operands", "aten.add", "segment.py:19"),
     ] * 4
-    fixed = dimorder.expect_channels_last(network(fixed=True), x)
-    assert len(fixed.of("free view")) == len(fixed.findings) == 8
+    corrected = dimorder.expect_channels_last(network(corrected=True), x)
+    assert len(corrected.of("free view")) == len(corrected.findings) == 8
 
 
-def test_the_case_mended_computes_the_same(network):
-    plain, fixed = network(), network(fixed=True)
-    fixed.load_state_dict(plain.state_dict(), strict=False)
+def test_the_corrected_case_computes_the_same(network):
+    plain, corrected = network(), network(corrected=True)
+    corrected.load_state_dict(plain.state_dict(), strict=False)
     x = torch.randn(2, 3, 32, 40)
-    torch.testing.assert_close(fixed(x), plain(x))
+    torch.testing.assert_close(corrected(x), plain(x))
 
 
 @pytest.mark.slow
