@@ -18,32 +18,36 @@ from tests.suite.outcomes import CRASHED, OUTSIDE, REFUSED, RIGHT, TARGETS, WRON
 from tests.suite.page import EXPORTED, Results, reason
 
 YES, PARTS = "yes", "parts"
-UNKNOWN = "no result"
+UNKNOWN = "no case"
 
 TABLES: Mapping[str, Table] = {"xnnpack": XNNPACK, "litert": LITERT, "tosa": TOSA}
 
 _HEAD = """# Operators
 
-What is known of each operator, and what each target makes of it. This page is written by
+Does a target compute an operator, and in which orders may the operator run? The column *axes* answers the
+second question:
+
+| axes | meaning |
+| --- | --- |
+| yes | its operands and results share axes, so the plan chooses its order |
+| of its parts | it is written as simpler operators before it is planned, and the plan chooses their orders |
+| none | it runs row-major |
+
+The columns of the targets have the outcome of the operator's cases in a [suite](coverage.md). A case counts
+if it calls the operator alone, or if the target computes all of it.
+
+| outcome | meaning |
+| --- | --- |
+| yes | the target computes it by one of its own operators, or it moves no memory |
+| parts | the target computes it by several of its own operators |
+| outside | a kernel of the runtime computes it, outside of the target's delegates |
+| refused | lowering ends with an error; its reason may follow |
+| yes, some outside | the best and the worst outcome of its cases; [coverage](coverage.md) has the reasons |
+| no case | no case counts for it on this target |
+
+This page is written by
 
     python -m tests.suite --operators docs/operators.md --out benchmarks/results/suite.json
-
-from the table of operators (`dimorder.ops`), the targets' tables, and the results that the
-suite left in that file ([coverage](coverage.md) says what the suite is). A case tells of an operator where
-export makes that operator of it alone, or where all of its program is computed.
-
-*Axes* is the rule by which an operator's operands and results share axes: *yes*, so that it runs in other
-orders than row-major; *of its parts*, for it is written in other operators before it is planned; *none*, so
-that it runs row-major.
-
-| target's word | meaning |
-| --- | --- |
-| yes | the target computes it, by one operator of the physical program; or it moves no memory |
-| parts | the target computes it, built from other operators |
-| outside | a kernel of the runtime computes it, beside the target |
-| refused | no program: no kernel has it, or the reason that is told |
-| some … | so became some of its samples; [coverage](coverage.md) has the reasons |
-| no result | the file has no result that tells of it, and the target no row for it |
 """
 
 
@@ -58,8 +62,8 @@ def page(results: Results) -> str:
         f"\n## The core ATen set\n\n{len(core)} overloads, those that torch {torch.__version__.split('+')[0]}"
         " tags as core.\n",
         *_table(core, results),
-        f"\n## Composite operators that export keeps whole\n\n{len(kept)} overloads, which PyTorch could"
-        " write in others, met in the programs of the suite's cases.\n",
+        f"\n## Composite operators that export keeps whole\n\n{len(kept)} operators of the suite's cases that"
+        " PyTorch could write as other operators.\n",
         *_table(kept, results),
     ]
     return "\n".join(lines) + "\n"
@@ -84,11 +88,16 @@ def _is_composite(name: torch._ops.OpOverload, written: Container[Any]) -> bool:
 def _table(names: Sequence[str], results: Results) -> Iterable[str]:
     yield f"| operator | axes | {' | '.join(TARGETS)} |"
     yield f"| --- | --- | {' | '.join(['---'] * len(TARGETS))} |"
-    overloads = {str(name): name for name in _overloads()}
+    overloads, unknown = {str(name): name for name in _overloads()}, []
     for name in names:
         cases = [by for by in results.values() if name in by.get(EXPORTED, ())]
         told = [_told(name, target, cases, TABLES.get(target), overloads[name]) for target in TARGETS]
-        yield f"| {name} | {_axes(overloads[name])} | {' | '.join(told)} |"
+        if set(told) == {UNKNOWN}:
+            unknown.append(name)
+        else:
+            yield f"| {name} | {_axes(overloads[name])} | {' | '.join(told)} |"
+    if unknown:
+        yield f"\nNo case counts for {len(unknown)} more on any target: {', '.join(unknown)}."
 
 
 def _axes(name: torch._ops.OpOverload) -> str:

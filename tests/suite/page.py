@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from tests.suite.outcomes import CRASHED, KINDS, OUTSIDE, REFUSED, RIGHT, SKIPPED, STOCK, TARGETS, WRONG
 
 Results = Mapping[str, Mapping[str, Mapping[str, object]]]  # case → target → what became of it
-EXPORTED = "exported"  # beside the targets: the operators that export makes of a case
+EXPORTED = "exported"  # next to the targets: the operators that export makes of a case
 
 SOURCES = {
     "executorch": "ExecuTorch's backend suite",
@@ -28,7 +28,7 @@ Each case is lowered, run on its own inputs and compared with eager PyTorch. Thi
 | outcome | meaning |
 | --- | --- |
 | right | eager's numbers, all computed by the target |
-| outside | eager's numbers, with operators beside the target: the plan names them and why |
+| outside | eager's numbers, with operators outside of the target: the plan names them and why |
 | refused | no program: the error says what is in the way |
 | crashed, wrong | must not be: another exception; numbers off by over 1e-4 of the largest, or other NaN |
 
