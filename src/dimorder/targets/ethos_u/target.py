@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NoReturn
 
 import torch
 from torch.export import ExportedProgram
@@ -40,9 +41,7 @@ _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})
 _IN_PHASES = frozenset({"aten.convolution/quantized, transposed in phases"})
 OF_U85 = Forms(permutes_by_convolution=True, cuts_convolutions=True)
 OF_U55 = OF_U85.flipped("multiplies_constants").flipped("resizes")  # and of U65
-FLOAT = (
-    "an Ethos-U computes integers alone: quantise the network first (dimorder.quantize, or --quantize int8)"
-)
+FLOAT = "a network that is not quantised, where an Ethos-U computes integers alone"
 
 
 @dataclass(frozen=True)
@@ -166,10 +165,15 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     if is_u85(accelerator):
         plans += [(objective, replace(each, capabilities=weights_last)) for objective, each in plans]
     made = replace(made, contenders={"cycles": plans})
-    floats = Capabilities(lambda call, constants: FLOAT, takes=lambda value: FLOAT)
+    floats = Capabilities(lambda call, constants: FLOAT, takes=partial(_refuse_floats, accelerator))
     return replace(
         made, capabilities=floats, quantized=made, recipes=RECIPES, with_options=partial(target, accelerator)
     )
+
+
+def _refuse_floats(accelerator: str, value: torch.Tensor) -> NoReturn:
+    fix = "quantise it: dimorder.quantize, or --quantize int8 --calibrate PATH"
+    raise UnsupportedError(f"target {accelerator}", FLOAT, fix)
 
 
 def __getattr__(attribute: str) -> Target:
