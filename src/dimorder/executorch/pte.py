@@ -99,9 +99,11 @@ def method_of_file(path: Path) -> PteMethod:
 def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     """Return the contract of a .pte, and its program as a function of tensors in its own shapes.
 
-    Raises `UsageError` if the file does not exist, and `ContractError` if it is damaged, cut off or no .pte.
-    Raises `UnsupportedError` if the runtime is not installed or lacks something that the program needs. It is
-    raised too if another tool's program calls a kernel that is wrong for its orders (`runtime.kernels`).
+    Raises `UsageError` if the file does not exist. Raises `ContractError` if it is damaged, cut off or no
+    .pte, or if the contract inside is not the program's. Raises `UnsupportedError` if the runtime is not
+    installed or lacks something that the program needs. It is raised too if the program, of whichever tool,
+    calls a kernel that is wrong for its orders, or if this runtime's kernels are not known
+    (`runtime.kernels`).
     """
     file, native, tables = _open(path)
     contract = _contract(file, tables)
