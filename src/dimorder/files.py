@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dimorder.errors import UsageError
+from dimorder.errors import writable
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
@@ -29,14 +29,11 @@ def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, 
             before = file.read_bytes() if file != path and file.exists() else None
             part.replace(file)
             replaced[file] = before
-    except OSError as error:
+    except OSError:
         for done, before in replaced.items():
             done.unlink() if before is None else done.write_bytes(before)
-        raise UsageError(
-            str(file),
-            f"cannot be written: {error.strerror or error}",
-            "name a file in a folder you can write to",
-        ) from error
+        with writable(str(file), "name a file in a folder that you can write to"):
+            raise
     finally:
         for part in parts.values():
             with suppress(OSError):  # a name that is too long to write is also too long to delete
