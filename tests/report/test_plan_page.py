@@ -125,7 +125,7 @@ def test_beyond_the_largest_conversions_only_the_facts_are_given(lowered, monkey
     monkeypatch.setattr(drawing, "EXPLAINED", 1)
     read = Page(plan_page(lowered))
     assert {f"conversion-{number}" for number in range(4)} <= set(read.ids)
-    (explained,) = (row for row in build(lowered).conversions if row.explanation)
+    (explained,) = build(lowered).explanations.values()
     assert explained.conversion.bytes == max(made.bytes for made in lowered.plan.conversions)
 
 

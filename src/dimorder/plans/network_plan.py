@@ -117,16 +117,18 @@ class Explanation:
             "advice": self.advice,
         }
 
-    def __str__(self) -> str:
+    @property
+    def alternative(self) -> str:
+        """The cost of a plan without the conversion, in words."""
         if self.cost_without is None:
-            without = "no plan does without it"
-        elif self.cost_without == self.cost:
-            without = f"a plan without it converts elsewhere and costs the same {self.cost:,} {self.unit}"
-        else:
-            without = (
-                f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
-            )
-        return f"{self.conversion}\n    {self.share:.0%} of all bytes converted; {without}\n    {self.advice}"
+            return "no plan does without it"
+        if self.cost_without == self.cost:
+            return f"a plan without it converts elsewhere and costs the same {self.cost:,} {self.unit}"
+        return f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
+
+    def __str__(self) -> str:
+        reason = f"{self.share:.0%} of all bytes converted; {self.alternative}"
+        return f"{self.conversion}\n    {reason}\n    {self.advice}"
 
 
 @dataclass(frozen=True)

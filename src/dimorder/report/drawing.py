@@ -15,7 +15,7 @@ from dimorder.eager.inspection.traced import Kind, TracedCall
 from dimorder.plans.network_plan import Explanation, NetworkPlan
 from dimorder.report.operator_rows import OperatorRow, dim_order_family, operator_rows
 from dimorder.report.plan_graph import Edge, edges_of
-from dimorder.text import counted, shape_text
+from dimorder.text import shape_text
 
 if TYPE_CHECKING:
     from dimorder.executorch.file_graph import FileNode
@@ -78,7 +78,7 @@ def plan_drawing(plan: NetworkPlan, explanations: Mapping[int, Explanation]) -> 
     marks = {}
     for number, conversion in enumerate(plan.conversions):
         reason = explanations.get(number)
-        why = {"without it": alternative(reason), "advice": reason.advice} if reason else {}
+        why = {"alternative": reason.alternative, "advice": reason.advice} if reason else {}
         marks[number] = Mark(conversion.bytes, {**conversion.facts, **why})
     return Drawing(tuple(map(_plan_box, operator_rows(plan))), tuple(edges_of(plan)), marks)
 
@@ -98,15 +98,6 @@ def _plan_box(row: OperatorRow) -> Box:
     place = row.operator.split()[0] if row.module == "contract" else row.source
     line = f"{order} {shape_text(row.shape, '×')}".strip()
     return Box(row.operator, line, row.family, row.facts, place)
-
-
-def alternative(found: Explanation) -> str:
-    """Return what a plan without a conversion would cost."""
-    if found.cost_without is None:
-        return "no plan does without it"
-    if found.cost_without == found.cost:
-        return "a plan without it costs the same"
-    return f"a plan without it costs {counted(found.cost_without, found.unit)}, not {found.cost:,}"
 
 
 def file_drawing(nodes: Iterable[FileNode]) -> Drawing:

@@ -5,7 +5,7 @@ Nothing is measured or decided here: `build` collects the plan's own words, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -13,7 +13,7 @@ from dimorder.lowered import Lowered
 from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion
 from dimorder.report import graph_section as graph
 from dimorder.report import parts
-from dimorder.report.drawing import alternative, explain_largest, plan_drawing
+from dimorder.report.drawing import explain_largest, plan_drawing
 from dimorder.report.operator_rows import FAMILIES, OperatorRow, operator_rows
 from dimorder.report.parts import bar, grid, row, section, size, strip, table
 from dimorder.targets.npu_report import NpuReport
@@ -46,22 +46,15 @@ def plan_page(
 
 
 @dataclass(frozen=True)
-class ConversionRow:
-    """A conversion; `explanation` is None for those beyond the largest."""
-
-    number: int
-    conversion: PlannedConversion
-    share: float
-    explanation: Explanation | None
-
-
-@dataclass(frozen=True)
 class Report:
-    """Everything on the page; `lowered` is None for a plan alone."""
+    """Everything on the page; `lowered` is None for a plan alone.
+
+    `explanations` has the reasons of the largest conversions, by their numbers.
+    """
 
     title: str
     plan: NetworkPlan
-    conversions: tuple[ConversionRow, ...]
+    explanations: Mapping[int, Explanation]
     operators: tuple[OperatorRow, ...]
     lowered: Lowered | None
 
@@ -73,7 +66,7 @@ class Report:
 
     @property
     def converted_bytes(self) -> int:
-        return sum(row.conversion.bytes for row in self.conversions)
+        return sum(conversion.bytes for conversion in self.plan.conversions)
 
 
 def build(
@@ -83,22 +76,15 @@ def build(
     lowered = result if isinstance(result, Lowered) else None
     plan = lowered.plan if lowered else result
     assert isinstance(plan, NetworkPlan)
-    conversions, operators = tuple(_conversion_rows(plan, progress)), tuple(operator_rows(plan))
-    return Report(title or "network", plan, conversions, operators, lowered)
-
-
-def _conversion_rows(plan: NetworkPlan, progress: Callable[[str], None]) -> Iterator[ConversionRow]:
-    conversions, reasons = plan.conversions, explain_largest(plan, progress)
-    total = sum(conversion.bytes for conversion in conversions)
-    for number, conversion in enumerate(conversions):
-        yield ConversionRow(number, conversion, conversion.bytes / total, reasons.get(number))
+    explanations = explain_largest(plan, progress)
+    return Report(title or "network", plan, explanations, tuple(operator_rows(plan)), lowered)
 
 
 # The sections of the page
 
 
 def _head(report: Report) -> str:
-    count = len(report.conversions)
+    count = len(report.plan.conversions)
     certificate = report.plan.certificate
     proven = "proven least" if certificate.optimal else "not proven least"
     bound = counted(certificate.lower_bound, report.plan.units[0])
@@ -127,58 +113,56 @@ def _contract(report: Report) -> str:
 
 
 def _graph(report: Report) -> str:
-    explanations = {row.number: row.explanation for row in report.conversions if row.explanation}
     text = "The network as the plan computes it."
-    return graph.graph_section(text, tuple(FAMILIES), graph.Picture(plan_drawing(report.plan, explanations)))
+    drawing = plan_drawing(report.plan, report.explanations)
+    return graph.graph_section(text, tuple(FAMILIES), graph.Picture(drawing))
 
 
 def _conversions(report: Report) -> str:
-    if not report.conversions:
+    explained, others = list[str](), list[str]()
+    for number, conversion in enumerate(report.plan.conversions):
+        if number in report.explanations:
+            explained.append(_card(number, report.explanations[number]))
+        else:
+            others.append(_smaller(number, conversion))
+    if not explained:
         return section("Conversions", "None: no value is ever copied into another order.", "")
-    explained = [row for row in report.conversions if row.explanation]
-    others = [row for row in report.conversions if not row.explanation]
     note = f" The {len(explained)} largest with their reasons, then the others." if others else ""
     text = f"Copies of a value into another order. All else about order is free, or done ahead of time.{note}"
-    cards = "\n".join(map(_card, explained))
-    return section(
-        "Conversions", text, f'<div class="cards">{cards}</div>{_smaller(others) if others else ""}'
-    )
+    cards = "\n".join(explained)
+    rest = grid(others, ("", "value", "orders", "bytes", "from", "for")) if others else ""
+    return section("Conversions", text, f'<div class="cards">{cards}</div>{rest}')
 
 
-def _smaller(rows: Sequence[ConversionRow]) -> str:
-    lines = []
-    for each in rows:
-        conversion, number = each.conversion, each.number
-        orders = f"{escape(conversion.from_order)}<br>→ {escape(conversion.to_order)}"
-        cells = [
-            f'<i class="number">{number}</i>',
-            escape(conversion.value),
-            f'<span class="whole">{orders}</span>',
-            f"{conversion.bytes:,}",
-            escape(str(conversion.producer)),
-            "<br>".join(escape(str(place)) for place in conversion.consumers),
-        ]
-        lines.append(row(cells, f'id="conversion-{number}"'))
-    return grid(lines, ("", "value", "orders", "bytes", "from", "for"))
+def _smaller(number: int, conversion: PlannedConversion) -> str:
+    orders = f"{escape(conversion.from_order)}<br>→ {escape(conversion.to_order)}"
+    cells = [
+        f'<i class="number">{number}</i>',
+        escape(conversion.value),
+        f'<span class="whole">{orders}</span>',
+        f"{conversion.bytes:,}",
+        escape(str(conversion.producer)),
+        "<br>".join(escape(str(place)) for place in conversion.consumers),
+    ]
+    return row(cells, f'id="conversion-{number}"')
 
 
-def _card(row: ConversionRow) -> str:
-    conversion, found = row.conversion, row.explanation
+def _card(number: int, found: Explanation) -> str:
+    conversion = found.conversion
     consumers = "<br>".join(escape(str(place)) for place in conversion.consumers[:3])
     more = f"<br>and {len(conversion.consumers) - 3} more" if len(conversion.consumers) > 3 else ""
-    reason = f"<p>{escape(alternative(found))}</p><p>{escape(found.advice)}</p>" if found else ""
     return (
-        f'<article class="card" id="conversion-{row.number}"><h3><i class="number">{row.number}</i>'
+        f'<article class="card" id="conversion-{number}"><h3><i class="number">{number}</i>'
         f"<code>{escape(conversion.value)}</code> <small>{shape_text(conversion.shape, ' × ')}</small></h3>"
-        f"{parts.orders(conversion.from_order, conversion.to_order)}{bar(row.share)}"
-        f"<p><b>{conversion.bytes:,} bytes</b>, {row.share:.0%} of all that is converted</p>"
+        f"{parts.orders(conversion.from_order, conversion.to_order)}{bar(found.share)}"
+        f"<p><b>{conversion.bytes:,} bytes</b>, {found.share:.0%} of all that is converted</p>"
         f"<dl><dt>from</dt><dd>{escape(str(conversion.producer))}</dd><dt>for</dt><dd>{consumers}{more}</dd></dl>"
-        f"{reason}</article>"
+        f"<p>{escape(found.alternative)}</p><p>{escape(found.advice)}</p></article>"
     )
 
 
 def _strip(report: Report) -> str:
-    mark = '<li><i class="mark">0</i>conversion</li>' if report.conversions else ""
+    mark = '<li><i class="mark">0</i>conversion</li>' if report.plan.conversions else ""
     text = (
         f"{len(report.operators)} operators in program order, coloured by the order that they write. "
         f"Hover for more. Views, permutes and reshapes ({report.relabels}) are free and not shown. An order "
