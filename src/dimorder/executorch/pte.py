@@ -101,8 +101,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
 
     Raises `UsageError` if the file does not exist. Raises `ContractError` if it is damaged, cut off or no
     .pte, or if the contract inside is not the program's. Raises `UnsupportedError` if the runtime is not
-    installed or lacks something that the program needs. It is raised too if a program of any tool calls a
-    kernel that is wrong for its orders, or if the runtime's kernels are not known (`runtime.kernels`).
+    installed, lacks something that the program needs, or has kernels that are not known. It is raised too if
+    a program of any tool calls a kernel that is wrong for its orders (`runtime.kernels`).
     """
     file, native, tables = _open(path)
     contract = _contract(file, tables)
