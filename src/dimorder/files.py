@@ -10,14 +10,16 @@ from pathlib import Path
 from dimorder.errors import writable
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
+def write_whole(
+    path: str | os.PathLike[str], data: bytes, companions: Mapping[str, bytes] | None = None
+) -> Path:
     """Write a file under a temporary name and rename it, so that no partial file is left; return its path.
 
-    `beside` has the contents of further files, by the suffix that follows the whole name of `path`. All files
-    are written, or none: if one cannot be written, those that were replaced get their old content back.
+    `companions` has the contents of further files, by the suffix that follows the whole name of `path`. All
+    files are written, or none: if one cannot be written, those that were replaced get their old content back.
     """
     path = Path(path)
-    contents = {path.with_name(path.name + suffix): content for suffix, content in (beside or {}).items()}
+    contents = {path.with_name(path.name + suffix): content for suffix, content in (companions or {}).items()}
     contents[path] = data
     parts = {file: file.with_name(f".{file.name}.{os.getpid()}.part") for file in contents}
     replaced: dict[Path, bytes | None] = {}

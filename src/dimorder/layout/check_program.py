@@ -157,8 +157,8 @@ def _configured_faults(problems: Sequence[Extracted], index: int, verdicts: Verd
     outside = site.node in extracted.outside
 
     def refused(arrangement: Arrangement) -> str | None:
-        inside, beside = verdicts.of(index, arrangement, problems)
-        return beside if outside else inside
+        why, why_not_outside = verdicts.of(index, arrangement, problems)
+        return why_not_outside if outside else why
 
     for arrangement in extracted.arrangements[index]:
         reason = refused(arrangement)
@@ -259,9 +259,9 @@ def refused_calls(
 ) -> Iterator[tuple[Node, str]]:
     """Yield the calls of operators that the target neither computes nor leaves outside, and why."""
     for node, why in _not_computed(program, extracted, capabilities):
-        beside = why if capabilities.leaves is None else capabilities.leaves(node)
-        if beside is not None:
-            yield node, why if beside == why else f"{why}, and {beside}"
+        why_not_outside = why if capabilities.leaves is None else capabilities.leaves(node)
+        if why_not_outside is not None:
+            yield node, why if why_not_outside == why else f"{why}, and {why_not_outside}"
 
 
 def require_capabilities(

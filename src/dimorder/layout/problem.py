@@ -247,7 +247,7 @@ class _Extractor:
         """
         site = self.first.sites[index]
         inside: list[tuple[int, tuple[Token, ...]]] = []
-        beside: list[tuple[int, tuple[Token, ...]]] = []
+        outside: list[tuple[int, tuple[Token, ...]]] = []
         reasons: list[str] = []
         for implementation, tokens in proposal.tokens:
             why, why_not_outside = None, None
@@ -259,8 +259,8 @@ class _Extractor:
                 continue
             reasons.append(why)
             if why_not_outside is None:
-                beside.append((implementation, tokens))
-        offered = inside or beside
+                outside.append((implementation, tokens))
+        offered = inside or outside
         if not offered:
             return reasons[0] if reasons else "no implementation of it is offered"
         if not inside:

@@ -56,7 +56,7 @@ def test_a_file_that_litert_cannot_load_is_told_of_too() -> None:
     nodes = [TfLiteNode("HASHTABLE_FIND", ("x", "x", "x"), ("y",), {})]
     file = serialize({"main": TfLiteGraph({"x": floats, "y": floats}, nodes, {"x": "x"}, {"y": "y"})}, {})
     found = check("net.tflite", file)
-    assert found.error and found.beside is None and found.counts == Counter(HASHTABLE_FIND=1)
+    assert found.error and found.outside is None and found.counts == Counter(HASHTABLE_FIND=1)
     assert str(found).splitlines()[-1].startswith("not loaded")
 
 
@@ -68,7 +68,7 @@ def test_a_file_too_large_for_memory_has_a_reason_too() -> None:
         tensors, [TfLiteNode("TRANSPOSE", ("x", "order"), ("y",), {})], {"x": "x"}, {"y": "y"}
     )
     found = check("net.tflite", serialize({"main": graph}, {}))
-    assert found.beside is None and str(found).splitlines()[-1] == "not loaded  LiteRT gives no reason"
+    assert found.outside is None and str(found).splitlines()[-1] == "not loaded  LiteRT gives no reason"
     assert found.to_dict()["error"] == "LiteRT gives no reason"
 
 

@@ -169,7 +169,7 @@ NAMED: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "softmax": (
         Between(lambda x: x.softmax(3), (1 / 256, -128)),
         (X,),
-        "LiteRT computes SOFTMAX of int8 beside XNNPACK's delegate",
+        "LiteRT computes SOFTMAX of int8 outside of XNNPACK's delegate",
     ),
     "silu": (Between(F.silu, (0.0311, -7)), (X,), "no int8 kernel computes it alone"),
     "leaky relu": (

@@ -46,14 +46,14 @@ class TfLiteOperator:
 class TfLiteSummary:
     """The content of a `.tflite`, in all of its subgraphs, and the names of its signatures.
 
-    `delegates` are the parts of the first subgraph that LiteRT's XNNPACK delegate computes here, and `beside`
-    the operators that run beside it. If LiteRT cannot load the file, `error` says why.
+    `delegates` are the parts of the first subgraph that LiteRT's XNNPACK delegate computes here.
+    `outside` are the operators that run outside of it. If LiteRT cannot load the file, `error` says why.
     """
 
     operators: tuple[TfLiteOperator, ...]
     signatures: tuple[str, ...] = ()
     delegates: int = 0
-    beside: Mapping[str, int] | None = None
+    outside: Mapping[str, int] | None = None
     error: str = ""
 
     @property
@@ -82,7 +82,7 @@ class TfLiteSummary:
             "reshapes": reshapes,
             "reshape_bytes": reshape_bytes,
             "delegates": self.delegates,
-            "beside": None if self.beside is None else dict(sorted(self.beside.items())),
+            "beside": None if self.outside is None else dict(sorted(self.outside.items())),
             "error": self.error or None,
         }
 
@@ -94,11 +94,11 @@ class TfLiteSummary:
         for title, kind in (("transposes", "TRANSPOSE"), ("reshapes", "RESHAPE")):
             count, moved = self.of(kind)
             lines.append(f"{title}  {f'{count:,}, {moved:,} bytes moved' if count else 'none'}")
-        if self.beside is None:
+        if self.outside is None:
             return "\n".join([*lines, f"not loaded  {self.error}"])
         lines.append(f"delegates  {self.delegates} by XNNPACK")
-        beside = ", ".join(f"{count} {kind}" for kind, count in sorted(self.beside.items()))
-        return "\n".join([*lines, f"outside of them  {beside or 'nothing'}"])
+        outside = ", ".join(f"{count} {kind}" for kind, count in sorted(self.outside.items()))
+        return "\n".join([*lines, f"outside of them  {outside or 'nothing'}"])
 
 
 def read_contracts(data: bytes) -> dict[str, Contract]:

@@ -42,7 +42,7 @@ aten = torch.ops.aten
 
 
 def _beside(kind: str) -> str:
-    return f"LiteRT computes {kind} of int8 beside XNNPACK's delegate"
+    return f"LiteRT computes {kind} of int8 outside of XNNPACK's delegate"
 
 
 # -- rules -------------------------------------------------------------------------------------------------

@@ -104,24 +104,24 @@ class LiteRtProgram:
         return torch.from_numpy(np.asarray(self._interpreter.get_tensor(index)))  # a number has no dimensions
 
     def partitions(self) -> tuple[int, Counter[str]]:
-        """Return how many parts delegates compute, and how often each operator runs beside them."""
-        delegates, beside = self._partitions()
-        return delegates, Counter(operator["op_name"] for operator in beside)
+        """Return how many parts delegates compute, and how often each operator runs outside of them."""
+        delegates, outside = self._partitions()
+        return delegates, Counter(operator["op_name"] for operator in outside)
 
-    def computed_beside(self) -> set[str]:
-        """Return the names of the tensors that operators beside the delegates compute."""
+    def computed_outside(self) -> set[str]:
+        """Return the names of the tensors that operators outside of the delegates compute."""
         names = {each["index"]: each["name"] for each in self._interpreter.get_tensor_details()}
         return {names[index] for operator in self._partitions()[1] for index in operator["outputs"]}
 
     def _partitions(self) -> tuple[int, list[Mapping[str, Any]]]:
-        """Return how many parts delegates compute, and the operators beside them.
+        """Return how many parts delegates compute, and the operators outside of them.
 
-        LiteRT also lists the operators that a delegate computes. Those are beside that the outputs need, and
+        LiteRT also lists the operators that a delegate computes. Those are outside that the outputs need, and
         those that assign a variable whose handle is no delegate's own.
         """
         listed = self._interpreter._get_ops_details()
         operators = {index: each for each in listed for index in each["outputs"]}  # a delegate is listed last
-        delegates, beside, seen = set[int](), dict[int, Mapping[str, Any]](), set[int]()
+        delegates, outside, seen = set[int](), dict[int, Mapping[str, Any]](), set[int]()
 
         def follow(wanted: list[int]) -> None:
             while wanted:
@@ -134,7 +134,7 @@ class LiteRtProgram:
             if operator["op_name"] == DELEGATE:
                 delegates.add(operator["index"])
             else:
-                beside[operator["index"]] = operator
+                outside[operator["index"]] = operator
             return operator["inputs"]  # type: ignore[no-any-return]
 
         follow(list(self._outputs))
@@ -143,7 +143,7 @@ class LiteRtProgram:
             is_outside = each["op_name"] == DELEGATE or (seen | given).issuperset(each["inputs"][:1])
             if not len(each["outputs"]) and (not given or is_outside):
                 follow(list(counted(each)))
-        return len(delegates), list(beside.values())
+        return len(delegates), list(outside.values())
 
 
 def as_in_file(inputs: Sequence[torch.Tensor], contract: Contract) -> list[torch.Tensor]:
@@ -214,8 +214,8 @@ def check(path: str, data: bytes) -> TfLiteSummary:
     operators, signatures = read_operators(data), tuple(read_signatures(data))
     is_sealed(data)
     try:
-        delegates, beside = LiteRtProgram(data, Contract((), ())).partitions()
+        delegates, outside = LiteRtProgram(data, Contract((), ())).partitions()
     except (RuntimeError, ValueError) as error:  # an operator that LiteRT lacks, or one of Flex
         said = " ".join(str(error).split())
         return TfLiteSummary(operators, signatures, error=said or "LiteRT gives no reason")
-    return TfLiteSummary(operators, signatures, delegates, beside)
+    return TfLiteSummary(operators, signatures, delegates, outside)

@@ -241,7 +241,7 @@ def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 def _integer_mean(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     """Write a mean of integers: that of a whole picture, or a depthwise convolution with ones.
 
-    LiteRT computes AVERAGE_POOL_2D of int8 beside XNNPACK's delegate.
+    LiteRT computes AVERAGE_POOL_2D of int8 outside of XNNPACK's delegate.
     """
     if is_whole_picture(a, x.shape):
         return reduce(w, "MEAN", x, (1, 2))

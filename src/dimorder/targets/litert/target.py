@@ -127,9 +127,9 @@ def _fused(table: Table, program: ExportedProgram, contract: Contract) -> FusedP
 
 def _require_in_delegate(written: WrittenGraph, program: ExportedProgram, contract: Contract) -> None:
     """Refuse integers that dynamic sizes keep out of the delegate: LiteRT's kernels round otherwise."""
-    beside = LiteRtProgram(written.data, contract).computed_beside()
+    outside = LiteRtProgram(written.data, contract).computed_outside()
     for node in written.graph.nodes:
-        if is_rounded(node, written.graph) and not beside.isdisjoint(node.outputs):
+        if is_rounded(node, written.graph) and not outside.isdisjoint(node.outputs):
             place = next((call_place(n) for n in program.graph.nodes if n.name == node.origin), node.origin)
             found = f"an int8 {node.kind} that dynamic sizes keep out of XNNPACK's delegate"
             raise UnsupportedError(place, found, FIX)

@@ -33,7 +33,7 @@ def encode(data: bytes, contract: Contract) -> bytes:
     return (json.dumps({**entries, _SEAL: _seal(data, entries)}) + "\n").encode()
 
 
-def beside(file: Path) -> Path:
+def companion_of(file: Path) -> Path:
     """Return the path of a graph's companion file."""
     return file.with_name(file.name + SUFFIX)
 
@@ -44,7 +44,7 @@ def read(file: Path) -> tuple[bytes, Contract]:
     Raises `UsageError` if a file cannot be read. Raises `ContractError` if a file is damaged or belongs to
     another. Raises `UnsupportedError` if tosa-tools is not installed.
     """
-    companion = beside(file)
+    companion = companion_of(file)
     data = _bytes(file, file, "give the path of a .tosa file")
     text = _bytes(file, companion, f"copy it with {file.name}, or lower the program again")
     try:

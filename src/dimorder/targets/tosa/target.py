@@ -184,7 +184,7 @@ def check(path: str, data: bytes) -> FileSummary:
 
     Raises the errors of `sidecar.read` if the graph has a companion file, which is then read as `load` does.
     """
-    companion = sidecar.beside(Path(path))
+    companion = sidecar.companion_of(Path(path))
     if companion.exists() and b"dimorder.contract" in companion.read_bytes():  # no other tool's JSON
         sidecar.read(Path(path))
     return inspect_tosa(data)
