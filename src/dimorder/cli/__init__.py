@@ -51,7 +51,7 @@ COMMANDS: tuple[Command, ...] = (
     check.COMMAND,
     demo.COMMAND,
 )
-_DESCRIPTION = "See, check, choose and lower the order in which tensors lie in memory."
+_DESCRIPTION = "Show, check and choose the order in which tensors lie in memory, and lower networks by it."
 EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225

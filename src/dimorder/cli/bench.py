@@ -32,7 +32,7 @@ EXAMPLES = """\
   dimorder bench convert -o src/dimorder/eager/conversion.json
   dimorder bench ops --threads 2 -o src/dimorder/targets/xnnpack/times.json
 
-A network is lowered by dimorder, and run in turn with what one would take instead: {runtimes}.
+A network is lowered by dimorder, and run in turn with the runtimes of --against.
 Leave the machine alone meanwhile. `bench convert` measures which way of moving memory is fastest here, and
 `bench ops` how long the kernels of XNNPACK take, by which --objective time plans (about eight minutes);
 -o puts the result, for this kind of CPU, into a table."""
@@ -197,7 +197,7 @@ def _with_table(
 COMMAND = Command(
     "bench",
     "time a network in dimorder and in other runtimes, or conversions between orders",
-    EXAMPLES.format(runtimes=", ".join(_RUNTIMES)),
+    EXAMPLES,
     add_options,
     run,
 )

@@ -10,8 +10,8 @@ from dimorder.cli.options import Command, CommandParser, json_option, network_op
 from dimorder.errors import UsageError
 
 EXAMPLES = """\
-  dimorder explain torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
-  dimorder explain net.pt2 --conversion 2 --target torch"""
+  dimorder explain torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224 --target xnnpack
+  dimorder explain net.pt2 --conversion 2"""
 
 
 def add_options(parser: CommandParser) -> None:

@@ -42,7 +42,7 @@ EXAMPLES = """\
 Target tosa writes a second file, net.tosa.json: the contract, which is needed to run the first.
 Graphs for tosa and ethos-u have fixed sizes: ranges give one file for each, such as unet-64x96.tosa.
 The keys of --json are stable: docs/json.md.
-A factory is called with torch's seed at 0, and its network put in eval mode."""
+MODEL's callable is called with torch's seed at 0, and its network is put in eval mode."""
 
 
 def add_options(parser: CommandParser) -> None:
@@ -51,8 +51,7 @@ def add_options(parser: CommandParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="the program: a .pte for xnnpack, a .pt2 for torch, a .tflite for litert, a .tosa for tosa "
-        "(its contract becomes a second file)",
+        help="the program, with its target's suffix (below)",
     )
     parser.add_argument(
         "--run",

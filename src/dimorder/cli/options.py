@@ -184,7 +184,7 @@ def model_options(parser: CommandParser, model: str = MODULE_HELP, inputs: str =
         "--arg",
         type=models.parse_argument,
         metavar="KEY=VALUE",
-        help="an argument of the factory, as a Python literal or else as text",
+        help="an argument of MODEL's callable, as a Python literal or else as text",
     )
 
 

@@ -63,7 +63,7 @@ def info(accelerator: str) -> TargetInfo:
         family="ethos-u…",
         objectives={
             **COUNTED,
-            "cycles": "cycles by Vela, the fewest of several plans that are all lowered; of lower alone",
+            "cycles": "cycles by Vela, the fewest of several plans that are all lowered; for lower alone",
         },
         recipes=RECIPES,
         options={

@@ -13,7 +13,7 @@ RECIPES = {
 }
 INFO = TargetInfo(
     ".tosa",
-    "a TOSA 1.0 graph for NPUs, its contract beside it",
+    "a TOSA 1.0 graph for NPUs, its contract in a second file",
     "pip install 'dimorder[tosa]'",
     "dimorder.targets.tosa.target:TARGET",
     kind="a .tosa graph",
