@@ -88,6 +88,45 @@ class FunctionalProgram:
             results += outputs[len(self.written) :]
         return real_views([result for result in results if isinstance(result, Tensor)], self.in_pairs)
 
+    def overflows(
+        self, leaves: Sequence[Any], follow: Callable[[Callable[[GraphModule], GraphRun]], Any]
+    ) -> bool:
+        """Return whether an operator computes an infinity or NaN from finite numbers.
+
+        Args:
+            leaves: the leaves of the program's inputs.
+            follow: makes numerics of others, as `Selections.follow` does.
+        """
+        runs = list[OverflowRun]()
+
+        def numerics(module: GraphModule) -> GraphRun:
+            runs.append(OverflowRun(module))
+            return runs[-1]
+
+        self.run(leaves, follow(numerics))
+        return any(run.overflows for run in runs)
+
+
+class OverflowRun(GraphRun):
+    """A run that looks for overflows: infinities and NaNs that an operator computes from finite numbers.
+
+    >>> class Square(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x * x).clamp(max=1.0)
+    >>> run = OverflowRun(torch.export.export(Square(), (torch.ones(1),)).module())
+    >>> run.tensors(torch.tensor([1e20])), run.overflows
+    ([tensor([1.])], True)
+    """
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.overflows = False
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if not self.overflows and operands and not _all_finite(result):
+            self.overflows = _all_finite([*operands.values(), node.args, node.kwargs])
+        return result
+
 
 class NoisyRun(GraphRun):
     """A run with noise in each float that an operator computes.
@@ -293,6 +332,11 @@ class RoundingsRun(Float64Run):
             real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
             self.roundings[node.name] = real.clamp(a["quant_min"], a["quant_max"]), result
         return result
+
+
+def _all_finite(values: Any) -> bool:
+    numbers = [x for x in pytree.tree_leaves(values) if isinstance(x, (float, Tensor))]
+    return all(bool(torch.as_tensor(x).isfinite().all()) for x in numbers)
 
 
 def _wide(value: Any) -> Any:

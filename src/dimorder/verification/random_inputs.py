@@ -28,17 +28,19 @@ def near_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Te
     return changed(examples, 1e-2, seed)
 
 
-def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+def steep_like(
+    examples: Sequence[torch.Tensor], seed: int = 0, share: float = 1.0
+) -> tuple[torch.Tensor, ...]:
     """Return inputs of the examples' shapes: of either sign, from 1e-3 to 1e3, every eighth of them zero.
 
-    In float16 they reach to 256, for a larger number has no square there. A kernel may make NaN of infinity.
+    In float16 they reach to 256, for a larger number has no square there. All are multiplied by `share`.
     """
 
     def steep(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         most = min(3.0, math.log10(torch.finfo(x.dtype).max) / 2)
         magnitude = 10 ** ((3 + most) * torch.rand(x.shape, generator=generator) - 3)
         value = torch.randn(x.shape, generator=generator).sign() * magnitude
-        return value * (torch.rand(x.shape, generator=generator) > 1 / 8)
+        return share * value * (torch.rand(x.shape, generator=generator) > 1 / 8)
 
     return _drawn(examples, seed, steep)
 
