@@ -139,3 +139,17 @@ def test_dynamic_sizes_of_half_precision_are_one_delegate_at_each_size(dtype: to
     for shape in ((1, 3, 6, 7), (4, 3, 11, 7)):
         x = r(*shape).to(dtype)
         assert relative_error(lowered.run(x), network(x).detach()) <= 4 * torch.finfo(dtype).eps, shape
+
+
+def _with_its_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The first image of a resized value, with the value in float32, which XNNPACK can confuse."""
+    value = F.interpolate(x, scale_factor=0.5, mode="bilinear", align_corners=True)
+    return value.to(torch.float32), value[0], value.permute(0, 2, 3, 1)[0]
+
+
+@TYPES
+def test_a_reshape_reads_its_operand_and_not_what_was_made_of_it(dtype: torch.dtype) -> None:
+    network, x = Net(_with_its_rows), r(1, 3, 6, 8).to(dtype)
+    lowered = dimorder.lower(network, (x,), target="xnnpack")
+    for got, wanted in zip(lowered.run(x), network(x), strict=True):
+        assert got.dtype == wanted.dtype and relative_error(got, wanted) < 1e-2

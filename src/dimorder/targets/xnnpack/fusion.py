@@ -35,9 +35,28 @@ def fuse(graph: XnnGraph) -> None:
     """Replace nodes by fewer ones that compute the same."""
     if any(value.half for value in graph.values):
         drop_unread(graph)
+        _reshape_before_converts(graph)
     merge_repeats_into_rows(graph)
     _fuse_clamps(graph)
     _keep_roundings(graph)
+
+
+def _reshape_before_converts(graph: XnnGraph) -> None:
+    """Put each reshape of a value before the converts of that value.
+
+    After a convert from half precision, XNNPACK of ExecuTorch 1.5.1 can take the convert's result for it.
+    """
+    for node in list(graph.nodes):
+        if kind_of(node) == "StaticReshape":
+            before = graph.nodes[: graph.nodes.index(node)]
+            converts = [
+                place
+                for place, each in enumerate(before)
+                if kind_of(each) == "Convert" and each.xnode_union.input_id == node.xnode_union.input_id
+            ]
+            if converts:
+                graph.nodes.remove(node)
+                graph.nodes.insert(converts[0], node)
 
 
 def _keep_roundings(graph: XnnGraph) -> None:
