@@ -134,7 +134,8 @@ def lower(
             cycles by Vela is kept.
         dynamic_shapes: the dynamic sizes, as in torch.export, on targets torch, inductor, xnnpack and litert.
             One program then serves their ranges, and its plan is proven for the ranges if that is possible.
-            A quantized network may have them on torch, xnnpack and litert.
+            A quantized network may have them on torch, xnnpack and litert. It brings those that `quantize`
+            was given.
         cost_at: a size for each dynamic size. The plan is proven for these sizes if it cannot be proven for
             the ranges. The default is the middle of each range.
         run_artifact: whether the artifact is run and compared. The default is to run it unless that takes

@@ -184,13 +184,6 @@ def test_each_error_says_where_what_and_what_to_do(name: str, tmp_path: Path) ->
     assert told.replace(str(tmp_path), "FOLDER").replace("input 'x'", "input 'input'") == text
 
 
-def test_a_program_with_dynamic_sizes_is_refused_by_its_input() -> None:
-    sizes = ({2: torch.export.Dim("H", min=4, max=9)},)
-    exported = torch.export.export(nn.Conv2d(3, 4, 3), (torch.randn(1, 3, 5, 7),), dynamic_shapes=sizes)
-    with pytest.raises(UsageError, match=r"input 'input'\n  found: dynamic sizes, in 1×3×s\d+×7\n"):
-        list(calls([torch.randn(1, 3, 5, 7)], exported))
-
-
 @pytest.mark.parametrize(
     ("model", "calibration", "recipe", "text"),
     [

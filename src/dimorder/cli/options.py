@@ -289,6 +289,7 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
         target=target,
         args=args,
         kwargs=kwargs,
+        dynamic_shapes=sizes.dynamic_shapes(model, args, kwargs, options.input, known),
         normalization=normalization(options),
         progress=progress,
     )

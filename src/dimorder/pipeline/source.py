@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from dimorder.capture.captured import Captured
 from dimorder.capture.integer_boundary import Types
-from dimorder.errors import UsageError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.layout.costs import Costs
 from dimorder.plans.make_contract import Orders
 from dimorder.quantization.quantize import QuantizedNetwork
@@ -71,7 +71,7 @@ class Source:
 def read_source(
     model: Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> Source:
-    """Return a network with example inputs; a quantized network brings its own inputs.
+    """Return a network with example inputs; a quantized network brings its own inputs and dynamic sizes.
 
     Raises:
         UsageError: if a size has no upper bound, or is not a multiple of a symbol.
@@ -80,8 +80,23 @@ def read_source(
     if isinstance(model, QuantizedNetwork):
         if not args and not kwargs:
             args, kwargs = model.examples[0].args, model.examples[0].kwargs
+        if dynamic_shapes is None:
+            dynamic_shapes = model.dynamic_shapes
+        elif model.dynamic_shapes is None:
+            return _resized(model.module, args, kwargs, dynamic_shapes)
         model = model.module
     return Source(model, args, kwargs, export_symbolic(model, args, kwargs, dynamic_shapes))
+
+
+def _resized(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> Source:
+    """Return a network that was quantised at fixed sizes, with dynamic ones if it reads none of them."""
+    try:
+        return Source(module, args, kwargs, export_symbolic(module, args, kwargs, dynamic_shapes))
+    except UnsupportedError as error:
+        fix = "give dynamic_shapes to quantize, which fixes the sizes that the network reads"
+        raise UnsupportedError(error.where, error.found, fix) from error
 
 
 MOST_GRAPHS = 64  # that are lowered together, one for each size

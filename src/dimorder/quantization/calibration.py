@@ -16,7 +16,6 @@ from dimorder.capture.export import arguments
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
 from dimorder.reading import Normalization, is_array, read_arrays, read_image
-from dimorder.text import shape_text
 
 Calibration: TypeAlias = "Iterable[Any] | str | os.PathLike[str]"
 
@@ -83,36 +82,47 @@ def no_example(where: str) -> UsageError:
 
 def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None:
     leaves = arguments(exported, call.args, call.kwargs)
-    specs, tensors = tensor_specs(exported), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if len(tensors) != len(specs):
+    inputs, tensors = _tensor_inputs(exported), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) != len(inputs):
         raise UsageError(
             f"example {index} of the calibration",
-            f"{len(tensors)} tensors, where the network takes {len(specs)}",
+            f"{len(tensors)} tensors, where the network takes {len(inputs)}",
             "give tensors, such as torch.as_tensor(x)",
         )
-    for spec, found in zip(specs, tensors, strict=True):
-        if (tuple(found.shape), found.dtype) != (spec.shape, getattr(torch, spec.dtype)):
+    for (name, value), found in zip(inputs.items(), tensors, strict=True):
+        if found.dtype != value.dtype or not _has_shape(found, value.shape):
+            takes = f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
             raise UsageError(
-                f"example {index} of the calibration, input {spec.name!r}",
-                f"{tuple(found.shape)} of {found.dtype}, where it takes {spec.shape} of {spec.dtype}",
+                f"example {index} of the calibration, input {name!r}",
+                f"{tuple(found.shape)} of {found.dtype}, where it takes {takes}",
                 "give examples like those that it is lowered for",
             )
 
 
-def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
-    """Return the tensors among a program's inputs, in the sequence of its arguments.
+def _has_shape(tensor: torch.Tensor, shape: Sequence[int | torch.SymInt]) -> bool:
+    """Return whether a tensor has such a shape; a dynamic size is any size."""
+    if tensor.dim() != len(shape):
+        return False
+    return all(not isinstance(own, int) or own == size for size, own in zip(tensor.shape, shape, strict=True))
 
-    Raises:
-        UsageError: if a size is dynamic.
-    """
+
+def _tensor_inputs(exported: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return the tensors among a program's inputs by name, in the sequence of its arguments."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     values = {name: nodes[name].meta["val"] for name in exported.graph_signature.user_inputs if name in nodes}
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    for name, value in tensors.items():
-        if not all(isinstance(size, int) for size in value.shape):
-            fix = "export it without dynamic_shapes, or quantise it by PT2E's prepare_pt2e and convert_pt2e"
-            raise UsageError(f"input {name!r}", f"dynamic sizes, in {shape_text(value.shape)}", fix)
-    return [TensorSpec.row_major(name, value) for name, value in tensors.items()]
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
+    """Return the tensors among a program's inputs; a dynamic size is that of the program's example."""
+    return [
+        TensorSpec.row_major(name, torch.empty(_example_shape(value), dtype=value.dtype, device="meta"))
+        for name, value in _tensor_inputs(exported).items()
+    ]
+
+
+def _example_shape(value: torch.Tensor) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else int(size.node.hint) for size in value.shape)
 
 
 # Files

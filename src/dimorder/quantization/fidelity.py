@@ -61,7 +61,9 @@ def fidelity(
             rows.append((*both, _run(lowered, call)))
     found = []
     for i, spec in enumerate(lowered.contract.outputs):
-        real, reference, got = (torch.stack([row[which][i].double() for row in rows]) for which in range(3))
+        real, reference, got = (
+            torch.cat([row[which][i].double().flatten() for row in rows]) for which in range(3)
+        )
         node: Any = lowered.program.outputs[i]
         scale = node.args[1] if node.target is DEQUANTIZE else spec.scale
         quanta, off = None, None

@@ -33,6 +33,7 @@ from dimorder.quantization.calibration import (
 )
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.reading import Normalization
+from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
 from dimorder.targets import choices, find
 from dimorder.targets.base import Recipe, Target
 
@@ -48,6 +49,7 @@ class QuantizedNetwork:
         original: The float network.
         examples: The first calls of the calibration.
         wasted: The levels that a clamp beside a value never lets through.
+        dynamic_shapes: The dynamic sizes of its inputs, which `dimorder.lower` takes if it is given none.
 
     >>> x = torch.linspace(-1, 1, 105).reshape(1, 3, 5, 7)
     >>> quantised = quantize(torch.nn.Conv2d(3, 8, 3), [x, x / 2])
@@ -63,6 +65,7 @@ class QuantizedNetwork:
     original: GraphModule
     examples: tuple[CalibrationCall, ...]
     wasted: tuple[WastedLevels, ...]
+    dynamic_shapes: Any = None
 
     def compare(self, lowered: Lowered) -> tuple[OutputFidelity, ...]:
         """Compare each output of a lowered program with the float network and with `module`.
@@ -84,6 +87,7 @@ def quantize(
     target: str | Target = "xnnpack",
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
     normalization: Normalization | None = None,
     progress: Progress = lambda step: None,
 ) -> QuantizedNetwork:
@@ -105,6 +109,8 @@ def quantize(
         args: example positional inputs; a dynamic recipe needs their shapes. The default is the first example
             of the calibration.
         kwargs: example keyword inputs.
+        dynamic_shapes: the dynamic sizes, as in torch.export, if the program is to have some. The examples
+            of the calibration may have any of these sizes. An exported program has its own.
         normalization: how the values of pictures become inputs: (x / 255 − mean) / std.
         progress: called with the name of each step as the step begins, and before each example.
 
@@ -141,7 +147,7 @@ def quantize(
             found = "no example inputs, and files alone to calibrate with"
             raise UsageError("args", found, "give args=(x,), of the shapes that the network takes")
     progress("exporting")
-    exported = export(model, args, kwargs)
+    exported, dynamic_shapes = _export(model, args, kwargs, dynamic_shapes)
     original = exported.module(check_guards=False)
     assert isinstance(original, GraphModule)
     if quantizes(original):
@@ -175,7 +181,25 @@ def quantize(
         progress("correcting biases")
         with unchanged(original), unchanged(module, buffers):
             correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
-    return QuantizedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
+    wasted = tuple(wasted_levels(module.graph))
+    return QuantizedNetwork(module, original, tuple(examples), wasted, dynamic_shapes)
+
+
+def _export(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+) -> tuple[ExportedProgram, Any]:
+    """Return a network as an exported program, with the dynamic sizes of its inputs or None."""
+    if isinstance(model, torch.nn.Module) and dynamic_shapes is None:
+        return export(model, args, kwargs), None
+    exported = export(model, args, kwargs) if dynamic_shapes is None else model
+    sizes = export_symbolic(exported, args, kwargs, dynamic_shapes)
+    if sizes is None:
+        assert isinstance(exported, ExportedProgram)
+        return exported, None
+    return sizes.exported, dynamic_shapes_of(sizes) if dynamic_shapes is None else dynamic_shapes
 
 
 def _recipe(name: str | None, target: Target) -> tuple[str, Recipe]:

@@ -129,6 +129,20 @@ def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
     return dims
 
 
+def dynamic_shapes_of(program: SymbolicProgram) -> dict[str, Any]:
+    """Return a program's dynamic sizes by the names of its arguments, as torch.export wants them."""
+    dims, shapes = dims_of(program.symbols), iter(program.input_shapes)
+    own = [
+        {d: dims[size] for d, size in enumerate(next(shapes)) if isinstance(size, str)}
+        if isinstance(leaf, torch.Tensor)
+        else None
+        for leaf in program.examples
+    ]
+    args, kwargs = pytree.tree_unflatten(own, program.exported.call_spec.in_spec)
+    forward = program.exported.module(check_guards=False).forward
+    return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
+
+
 def _has_symbols(exported: ExportedProgram) -> bool:
     values = (node.meta.get("val") for node in input_nodes(exported))
     tensors = (value for value in values if isinstance(value, torch.Tensor))
