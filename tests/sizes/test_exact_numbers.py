@@ -121,3 +121,21 @@ def test_the_product_of_two_small_sizes_is_in_line_with_neither() -> None:
     points = symbolic.specialization_points()
     products = [point["N"] * point["L"] for point in points]
     assert not any(is_affine(products, [point[name] for point in points]) for name in "NL")
+
+
+class PaddedTwice(nn.Module):
+    """Rows and columns that are lost by a pool and a resize are padded, as U-Nets do it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0)
+        rows, columns = x.shape[2] - y.shape[2], x.shape[3] - y.shape[3]
+        return torch.cat([x, F.pad(y, [0, columns, 0, rows])], 1)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+def test_remainders_of_two_sizes_do_not_pass_for_one_another(target: str) -> None:
+    dims = {0: Dim("N", min=1, max=4), 2: Dim("H", min=9, max=40), 3: Dim("W", min=11, max=37)}
+    module, x = PaddedTwice(), torch.randn(2, 3, 31, 29)
+    lowered = dimorder.lower(module, (x,), dynamic_shapes=(dims,), target=target)
+    for height, width in ((9, 37), (40, 11), (18, 23), (23, 18), (30, 32), (32, 31)):
+        assert max(errors(lowered, module, torch.randn(2, 3, height, width))) == 0

@@ -27,12 +27,15 @@ from dimorder.capture.export import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
+from dimorder.sizes.points_apart import are_apart, products_are_apart
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
 
 Point = Mapping[str, int]  # a size for each dynamic size, by its name
 
 _MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
+_MOST_POINTS = 6  # with those that distinguish remainders
+_NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
 _DIVISIONS = (FloorDiv, Mod, PythonMod)
 _CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are tried, by the number of symbols
 
@@ -202,15 +205,15 @@ class SymbolicProgram:
         def repeats(point: Point, others: Sequence[Point]) -> bool:
             return any(self.size_at(size, point) == self.size_at(size, p) for size in telling for p in others)
 
-        best = (p for p in points if not repeats(p, found) and _products_are_apart([*found, p]))
+        best = (p for p in points if not repeats(p, found) and products_are_apart([*found, p]))
         for point in itertools.chain(best, points):
-            if len(found) < _MAX_POINTS and _are_apart([*found, point]):
+            if len(found) < _MAX_POINTS and are_apart([*found, point]):
                 found.append(point)
         if len(found) > 1 and self._count_varying(found) < len(self._remainders):
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
             steps = [[last[s.name] + step for step in (0, -s.step, s.step)] for s in self.symbols]
             near = (p for p in _points(self.symbols, steps) if self._contains(p) and chance(p)[0] < 1000)
-            apart = (p for p in near if _are_apart([*found, p]) and _products_are_apart([*found, p]))
+            apart = (p for p in near if are_apart([*found, p]) and products_are_apart([*found, p]))
             others = sorted((p for p in apart if not repeats(p, found)), key=chance)
             found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
         if len(found) < min(
@@ -220,7 +223,32 @@ class SymbolicProgram:
                 "give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size"
             )
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {self.ranges}", fix)
+        return self._with_points_apart(found)
+
+    def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
+        """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2."""
+        found, last = list(points), points[-1]
+        sizes = [[last[s.name] + s.step * step for step in _NEAR] for s in self.symbols]
+        near = [p for p in _points(self.symbols, sizes) if self._contains(p) and self._is_general(p)]
+        numbers = {size.node.expr for size in (*self._sizes[0], *self._numbers)}
+        wanted = sum(bool(number.free_symbols) for number in numbers)
+        while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
+            best = max(near, key=lambda point: self._count_apart([*found, point]))
+            if self._count_apart([*found, best]) == self._count_apart(found):
+                break
+            found.append(best)
         return found
+
+    def _is_general(self, point: Point) -> bool:
+        """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
+        return len(set(point.values())) == len(point) and all(
+            self.size_at(s, point) > 1 for s in self._sizes[0]
+        )
+
+    def _count_apart(self, points: Sequence[Point]) -> int:
+        """Return how many of the sizes and numbers differ between the points, and from one another."""
+        sizes = (*self._sizes[0], *self._numbers)
+        return sum(len(set(each)) > 1 for each in {tuple(self.size_at(s, p) for p in points) for s in sizes})
 
     @cached_property
     def _remainders(self) -> list[Any]:
@@ -356,26 +384,3 @@ def _some(symbol: Symbol, count: int) -> list[int]:
 
 def _is_odd_prime(number: int) -> bool:
     return number > 2 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
-
-
-def _are_apart(points: Sequence[Point]) -> bool:
-    """Return whether points distinguish the dynamic sizes: no size occurs twice, and no two are in line."""
-    columns = [[point[name] for point in points] for name in points[0]]
-    if any(len(set(column)) < len(column) for column in columns):
-        return False
-    if any(len(set(point.values())) < len(point) for point in points):
-        return False
-    return len(points) < 3 or not any(itertools.starmap(_are_in_line, itertools.combinations(columns, 2)))
-
-
-def _products_are_apart(points: Sequence[Point]) -> bool:
-    """Return whether no product of two dynamic sizes is in line with one of the sizes."""
-    columns = [[point[name] for point in points] for name in points[0]]
-    products = ([a * b for a, b in zip(*pair, strict=True)] for pair in itertools.combinations(columns, 2))
-    pairs = itertools.product(products, columns)
-    return len(points) < 3 or not any(itertools.starmap(_are_in_line, pairs))
-
-
-def _are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Return whether one of two sizes, known at three points, is an affine function of the other."""
-    return (a[1] - a[0]) * (b[2] - b[0]) == (a[2] - a[0]) * (b[1] - b[0])

@@ -1,0 +1,29 @@
+"""Decide whether points distinguish the dynamic sizes, so that no size passes for a function of another."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+
+def are_apart(points: Sequence[Mapping[str, int]]) -> bool:
+    """Return whether points distinguish the dynamic sizes: no size occurs twice, and no two are in line."""
+    columns = [[point[name] for point in points] for name in points[0]]
+    if any(len(set(column)) < len(column) for column in columns):
+        return False
+    if any(len(set(point.values())) < len(point) for point in points):
+        return False
+    return len(points) < 3 or not any(itertools.starmap(_are_in_line, itertools.combinations(columns, 2)))
+
+
+def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
+    """Return whether no product of two dynamic sizes is in line with one of the sizes."""
+    columns = [[point[name] for point in points] for name in points[0]]
+    products = ([a * b for a, b in zip(*pair, strict=True)] for pair in itertools.combinations(columns, 2))
+    pairs = itertools.product(products, columns)
+    return len(points) < 3 or not any(itertools.starmap(_are_in_line, pairs))
+
+
+def _are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Return whether one of two sizes, known at three points, is an affine function of the other."""
+    return (a[1] - a[0]) * (b[2] - b[0]) == (a[2] - a[0]) * (b[1] - b[0])
