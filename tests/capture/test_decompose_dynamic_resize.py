@@ -56,6 +56,9 @@ RESIZES: dict[str, tuple[int, tuple[int, int] | None, dict[str, Any]]] = {
     "bilinear to a size": (2, (3, 4), {"mode": "bilinear"}),
     "bilinear, aligned": (2, None, {"scale_factor": 3.0, "mode": "bilinear", "align_corners": True}),
     "bilinear to a size, aligned": (2, (5, 4), {"mode": "bilinear", "align_corners": True}),
+    "bicubic": (2, None, {"scale_factor": 3.0, "mode": "bicubic"}),
+    "bicubic to a size": (2, (3, 4), {"mode": "bicubic"}),
+    "bicubic to a size, aligned": (2, (5, 4), {"mode": "bicubic", "align_corners": True}),
     "nearest along a line": (1, None, {"scale_factor": 3.0, "mode": "nearest"}),
     "linear": (1, None, {"scale_factor": 4.0, "mode": "linear"}),
 }
@@ -68,6 +71,7 @@ RESIZES: dict[str, tuple[int, tuple[int, int] | None, dict[str, Any]]] = {
         [
             ("nearest", "Nx3xHxW"),
             ("bilinear to a size, aligned", "1x3xHxW"),
+            ("bicubic", "1x3xHxW"),
             ("nearest along a line", "1x3xW"),
         ],
     ),

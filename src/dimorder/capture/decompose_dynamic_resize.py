@@ -5,8 +5,8 @@
 3. A resize of a single element repeats it.
 4. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
    this matrix has the weight of each element along that dimension in one element of the result. The weight is
-   1 less the distance between the two places, and 0 from a distance of 1 on. Half precision is resized in
-   float32 and rounded once, as torch does.
+   1 less the distance between the two places, and 0 from a distance of 1 on. In a bicubic resize it is a
+   cubic function of the distance. Half precision is resized in float32 and rounded once, as torch does.
 """
 
 from __future__ import annotations
@@ -200,6 +200,10 @@ def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
     return _by_matmul(x, size, factors, own=not _has_symbols(_new(x, size, factors)))
 
 
+def _asks_cubic(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
+    return _by_matmul(x, size, factors, own=False)
+
+
 def _asks_shuffle(x: Tensor, factor: int) -> bool:
     return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype in FLOATS
 
@@ -209,14 +213,20 @@ def _asks_shuffle(x: Tensor, factor: int) -> bool:
 _Places = Callable[[Any, Any, "float | None"], Any]
 
 
-def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, places: _Places) -> Any:
+def _resized(
+    x: Tensor,
+    size: Sequence[Any] | None,
+    factors: Sequence[float] | None,
+    places: _Places,
+    weigh: Callable[[Tensor, Any, int], Tensor] | None = None,
+) -> Any:
     given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
     sizes = _new(x, size, factors)
     if all(isinstance(old, int) and old == 1 for old in x.shape[2:]):
         return x.expand(-1, -1, *sizes)
     y, last = _cast(x, torch.float32).movedim(1, -1), x.dim() - 2
     for d, (old, new, factor) in enumerate(zip(x.shape[2:], sizes, given, strict=True)):
-        weights = _weights(places(old, new, factor), old, x.dim())
+        weights = (weigh or _weights)(places(old, new, factor), old, x.dim())
         y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
     return _cast(y.movedim(-1, 1), x.dtype)
 
@@ -229,6 +239,26 @@ def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
     """Return the matrix of a resize; at the ends, where one neighbour is missing, the other counts alone."""
     near = _near(places, old, rank)
     return near / near.sum(-1, keepdim=True)
+
+
+def _cubic_weights(places: Tensor, old: Any, rank: int) -> Tensor:
+    """Return the matrix of a bicubic resize, whose four elements beyond an end are the one at the end."""
+    low, weights = places.floor(), None
+    for k in (-1, 0, 1, 2):
+        element = torch.minimum((low + k).clamp(min=0.0), _last(old))
+        share = _cubic((places - low - k).abs(), abs(2 * k - 1) == 1)
+        term = _near(element, old, rank) * share.view(*[1] * (rank - 2), -1, 1)
+        weights = term if weights is None else weights + term
+    assert weights is not None
+    return weights
+
+
+def _cubic(distance: Tensor, is_near: bool) -> Tensor:
+    """Return the weight at a distance of at most 1, or of 1 to 2."""
+    a = _CUBIC
+    if is_near:
+        return ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
 
 
 def _near(places: Tensor, old: Any, rank: int) -> Tensor:
@@ -258,6 +288,10 @@ def _by_centres(old: Any, new: Any, factor: float | None) -> Any:
     return (_range(new) + 0.5) * _step(old, new, factor)
 
 
+def _between_centres(old: Any, new: Any, factor: float | None) -> Any:
+    return _by_centres(old, new, factor) - 0.5
+
+
 def _by_ends(old: Any, new: Any, factor: float | None) -> Any:
     return _range(new) * (_last(old) / _last(new).clamp(min=1.0))
 
@@ -271,8 +305,11 @@ def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
 
 
 def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
-    places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
-    return _resized(x, size, factors, places)
+    return _resized(x, size, factors, _by_ends if aligned else _between_centres)
+
+
+def _cubic_resize(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
+    return _resized(x, size, factors, _by_ends if aligned else _between_centres, _cubic_weights)
 
 
 def _shuffled(x: Tensor, factor: int) -> Any:
@@ -326,6 +363,7 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 
 _STEPS = (aten.slice.Tensor, aten.select.int)
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
+_CUBIC = -0.75  # torch's coefficient
 _LARGEST = 1 << 20  # the most elements of a matrix
 _NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
 _NEAREST_EXACT = (
@@ -340,6 +378,7 @@ _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = Mapping
         **dict.fromkeys(_NEAREST, (_asks_nearest, _nearest)),
         **dict.fromkeys(_NEAREST_EXACT, (_asks_nearest, _nearest_exact)),
         **dict.fromkeys(_LINEAR, (_asks_linear, _linear)),
+        aten.upsample_bicubic2d.vec: (_asks_cubic, _cubic_resize),
         aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
     }
 )
