@@ -91,3 +91,10 @@ def test_sizes_that_quantizing_fixed_are_refused_with_where_to_name_them() -> No
         UnsupportedError, match=r"takes one size alone.*\n  fix: give dynamic_shapes to quantize"
     ):
         dimorder.lower(quantised, (), CALLS[0], dynamic_shapes=SHAPES)
+
+
+def test_dynamic_shapes_that_name_no_size_leave_all_sizes_fixed() -> None:
+    x = torch.randn(1, 3, 7, 9)
+    network = dimorder.quantize(nn.Conv2d(3, 8, 3), [x, x / 2], dynamic_shapes=({0: None},))
+    assert network.dynamic_shapes is None
+    assert network.module(x).shape == (1, 8, 5, 7)

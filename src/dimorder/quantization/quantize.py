@@ -192,13 +192,11 @@ def _export(
     dynamic_shapes: Any,
 ) -> tuple[ExportedProgram, Any]:
     """Return a network as an exported program, with the dynamic sizes of its inputs or None."""
-    if isinstance(model, torch.nn.Module) and dynamic_shapes is None:
-        return export(model, args, kwargs), None
-    exported = export(model, args, kwargs) if dynamic_shapes is None else model
-    sizes = export_symbolic(exported, args, kwargs, dynamic_shapes)
+    if not isinstance(model, torch.nn.Module):
+        model = export(model, args, kwargs)  # a file is read once
+    sizes = export_symbolic(model, args, kwargs, dynamic_shapes)
     if sizes is None:
-        assert isinstance(exported, ExportedProgram)
-        return exported, None
+        return export(model, args, kwargs), None
     return sizes.exported, dynamic_shapes_of(sizes) if dynamic_shapes is None else dynamic_shapes
 
 
