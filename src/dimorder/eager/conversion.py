@@ -44,7 +44,9 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     require_strides(tensor, "a tensor to convert")
     if isinstance(order, Layout):
         return _block(tensor, order)
-    if isinstance(order, (list, tuple)) or type(order).__hash__ is None:  # the cache takes what has a hash
+    try:
+        hash(order)
+    except TypeError:  # a list, for example: the cache takes what has a hash
         order = DimOrder.parse(tuple(order), tensor.dim())  # type: ignore[arg-type]
     if (
         torch.compiler.is_compiling()
