@@ -46,17 +46,18 @@ def _reshape_before_converts(graph: XnnGraph) -> None:
 
     After a convert from half precision, XNNPACK of ExecuTorch 1.5.1 can take the convert's result for it.
     """
-    for node in list(graph.nodes):
-        if kind_of(node) == "StaticReshape":
-            before = graph.nodes[: graph.nodes.index(node)]
-            converts = [
-                place
-                for place, each in enumerate(before)
-                if kind_of(each) == "Convert" and each.xnode_union.input_id == node.xnode_union.input_id
-            ]
-            if converts:
-                graph.nodes.remove(node)
-                graph.nodes.insert(converts[0], node)
+    converts: dict[int, int] = {}  # the place of the first convert of each value
+    for place, node in enumerate(graph.nodes):
+        if kind_of(node) == "Convert":
+            converts.setdefault(node.xnode_union.input_id, place)
+
+    def place_of(numbered: tuple[int, Any]) -> tuple[int, bool]:
+        place, node = numbered
+        if kind_of(node) != "StaticReshape":
+            return place, True
+        return min(place, converts.get(node.xnode_union.input_id, place)), False
+
+    graph.nodes = [node for _, node in sorted(enumerate(graph.nodes), key=place_of)]
 
 
 def _keep_roundings(graph: XnnGraph) -> None:
