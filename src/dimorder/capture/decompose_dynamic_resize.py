@@ -218,7 +218,7 @@ def _resized(
     size: Sequence[Any] | None,
     factors: Sequence[float] | None,
     places: _Places,
-    weigh: Callable[[Tensor, Any, int], Tensor] | None = None,
+    weigh: Callable[[Tensor, Any, int], Tensor],
 ) -> Any:
     given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
     sizes = _new(x, size, factors)
@@ -226,7 +226,7 @@ def _resized(
         return x.expand(-1, -1, *sizes)
     y, last = _cast(x, torch.float32).movedim(1, -1), x.dim() - 2
     for d, (old, new, factor) in enumerate(zip(x.shape[2:], sizes, given, strict=True)):
-        weights = (weigh or _weights)(places(old, new, factor), old, x.dim())
+        weights = weigh(places(old, new, factor), old, x.dim())
         y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
     return _cast(y.movedim(-1, 1), x.dtype)
 
@@ -243,14 +243,14 @@ def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
 
 def _cubic_weights(places: Tensor, old: Any, rank: int) -> Tensor:
     """Return the matrix of a bicubic resize, whose four elements beyond an end are the one at the end."""
-    low, weights = places.floor(), None
-    for k in (-1, 0, 1, 2):
+    low = places.floor()
+
+    def neighbour(k: int) -> Tensor:
         element = torch.minimum((low + k).clamp(min=0.0), _last(old))
-        share = _cubic((places - low - k).abs(), abs(2 * k - 1) == 1)
-        term = _near(element, old, rank) * share.view(*[1] * (rank - 2), -1, 1)
-        weights = term if weights is None else weights + term
-    assert weights is not None
-    return weights
+        share = _cubic((places - low - k).abs(), is_near=k in (0, 1))
+        return _near(element, old, rank) * share.view(*[1] * (rank - 2), -1, 1)
+
+    return neighbour(-1) + neighbour(0) + neighbour(1) + neighbour(2)
 
 
 def _cubic(distance: Tensor, is_near: bool) -> Tensor:
@@ -288,28 +288,26 @@ def _by_centres(old: Any, new: Any, factor: float | None) -> Any:
     return (_range(new) + 0.5) * _step(old, new, factor)
 
 
-def _between_centres(old: Any, new: Any, factor: float | None) -> Any:
-    return _by_centres(old, new, factor) - 0.5
-
-
 def _by_ends(old: Any, new: Any, factor: float | None) -> Any:
     return _range(new) * (_last(old) / _last(new).clamp(min=1.0))
 
 
 def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
-    return _resized(x, size, factors, lambda *sizes: _by_corners(*sizes).floor())
+    return _resized(x, size, factors, lambda *sizes: _by_corners(*sizes).floor(), _weights)
 
 
 def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
-    return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor())
+    return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor(), _weights)
 
 
-def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
-    return _resized(x, size, factors, _by_ends if aligned else _between_centres)
+def _interpolated(weigh: Callable[[Tensor, Any, int], Tensor]) -> Callable[..., Any]:
+    """Return the writer of a resize that mixes neighbours with such weights."""
 
+    def write(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
+        places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
+        return _resized(x, size, factors, places, weigh)
 
-def _cubic_resize(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
-    return _resized(x, size, factors, _by_ends if aligned else _between_centres, _cubic_weights)
+    return write
 
 
 def _shuffled(x: Tensor, factor: int) -> Any:
@@ -377,8 +375,8 @@ _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = Mapping
     {
         **dict.fromkeys(_NEAREST, (_asks_nearest, _nearest)),
         **dict.fromkeys(_NEAREST_EXACT, (_asks_nearest, _nearest_exact)),
-        **dict.fromkeys(_LINEAR, (_asks_linear, _linear)),
-        aten.upsample_bicubic2d.vec: (_asks_cubic, _cubic_resize),
+        **dict.fromkeys(_LINEAR, (_asks_linear, _interpolated(_weights))),
+        aten.upsample_bicubic2d.vec: (_asks_cubic, _interpolated(_cubic_weights)),
         aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
     }
 )
