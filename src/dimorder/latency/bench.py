@@ -28,7 +28,6 @@ from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
 from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
-from dimorder.modules import left_as_it_was
 from dimorder.targets import find
 from dimorder.targets.xnnpack.times import KernelTime
 from dimorder.text import columns, shape_text
@@ -267,9 +266,7 @@ def _prepare_all(
     chosen: Sequence[Runtime], given: Given, folder: Path, progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Invocation]]:
     """Return the facts about each runtime's program before timing, and the programs that can be timed."""
-    # A call may write buffers and inputs; the next runtime starts from the network as it was.
-    restored = partial(left_as_it_was, given.model, (given.args, dict(given.kwargs)))
-    with restored():
+    with given.restored():
         wanted = [x.clone() for x in PEERS["eager"].open(given, folder)()]
     inputs = folder / "inputs"
     torch.save(given.tensors, inputs)
@@ -280,7 +277,7 @@ def _prepare_all(
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:
-            with restored():
+            with given.restored():
                 (call, row["kernels"]), row["seconds"] = _time(partial(_prepare, each, given, path))
                 errors = relative_errors(call(), wanted)
             worst = max(errors, default=0.0)

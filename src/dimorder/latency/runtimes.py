@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ class Given:
     def tensors(self) -> list[Tensor]:
         """The inputs, in the sequence of a flat signature."""
         return tensors_in((self.args, dict(self.kwargs)))
+
+    def restored(self) -> AbstractContextManager[None]:
+        """Return a context that leaves the network and the inputs as they were: a call may write them."""
+        return left_as_it_was(self.model, (self.args, dict(self.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ def _open_channels_last(given: Given, path: Path) -> Invocation:
 def _open_compiled(given: Given, path: Path) -> Invocation:
     torch.compiler.reset()
     call = _flat(torch.compile(given.model), given)
-    with left_as_it_was(given.model, (given.args, dict(given.kwargs))):
+    with given.restored():
         call()  # the first call compiles
     return call
 
