@@ -85,7 +85,7 @@ MOVERS: Mapping[Any, Elements] = MappingProxyType(
     }
 )
 _NAMES = frozenset((*(overload._opname for overload in MOVERS), "__getitem__"))
-_COPIES_NAMES = frozenset(overload._opname for overload in _COPIES)
+_NAMES_OF_COPIES = frozenset(overload._opname for overload in _COPIES)
 
 
 def function_moves(function: Any) -> bool:
@@ -105,7 +105,7 @@ def function_copies(function: Any) -> bool:
     >>> [function_copies(f) for f in (torch.clone, torch.Tensor.contiguous, torch.Tensor.permute)]
     [True, True, False]
     """
-    return _name_of(function) in _COPIES_NAMES
+    return _name_of(function) in _NAMES_OF_COPIES
 
 
 def _name_of(function: Any) -> str:

@@ -230,7 +230,7 @@ class SymbolicProgram:
         found, last = list(points), points[-1]
         sizes = [[last[s.name] + s.step * step for step in _NEAR] for s in self.symbols]
         near = [p for p in _points(self.symbols, sizes) if self._contains(p) and self._is_general(p)]
-        numbers = {size.node.expr for size in (*self._sizes[0], *self._numbers)}
+        numbers = {size.node.expr for size in self._sizes_and_numbers}
         wanted = sum(bool(number.free_symbols) for number in numbers)
         while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
             best = max(near, key=lambda point: self._count_apart([*found, point]))
@@ -247,13 +247,18 @@ class SymbolicProgram:
 
     def _count_apart(self, points: Sequence[Point]) -> int:
         """Return how many of the sizes and numbers differ between the points, and from one another."""
-        sizes = (*self._sizes[0], *self._numbers)
-        return sum(len(set(each)) > 1 for each in {tuple(self.size_at(s, p) for p in points) for s in sizes})
+        values = {tuple(self.size_at(s, point) for point in points) for s in self._sizes_and_numbers}
+        return sum(len(set(each)) > 1 for each in values)
+
+    @property
+    def _sizes_and_numbers(self) -> list[Any]:
+        """Return what the program computes from its dynamic sizes, after these sizes themselves."""
+        return [*self._sizes[0], *self._numbers]
 
     @cached_property
     def _remainders(self) -> list[Any]:
         """Return the remainder of each division in the program's sizes and numbers."""
-        expressions = [size.node.expr for size in (*self._sizes[0], *self._numbers)]
+        expressions = [size.node.expr for size in self._sizes_and_numbers]
         divisions = {each.args for expression in expressions for each in expression.atoms(*_DIVISIONS)}
         return [PythonMod(dividend, divisor) for dividend, divisor in sorted(divisions, key=str)]
 
@@ -266,9 +271,8 @@ class SymbolicProgram:
 
     def table(self, points: Sequence[Point]) -> SizeTable:
         """Return the program's sizes and numbers by their values at these points, the inputs' sizes first."""
-        sizes = [*self._sizes[0], *self._numbers]
         known = dict[tuple[int, ...], Any]()
-        for size in sizes:
+        for size in self._sizes_and_numbers:
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
         mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"

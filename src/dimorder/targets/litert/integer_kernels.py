@@ -41,7 +41,7 @@ from dimorder.targets.windows import PART_TAPS, is_whole_picture, mean_taps, poo
 aten = torch.ops.aten
 
 
-def _beside(kind: str) -> str:
+def _outside(kind: str) -> str:
     return f"LiteRT computes {kind} of int8 outside of XNNPACK's delegate"
 
 
@@ -173,17 +173,17 @@ KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
         aten.sum.dim_IntList: _sum,
         aten.mean.dim: _reduction(MEAN),
         aten.amax.default: _reduction(CHOICE),
-        aten.amin.default: _beside("REDUCE_MIN"),
+        aten.amin.default: _outside("REDUCE_MIN"),
         aten.sigmoid.default: _of_type(1 / 256, -128),
         aten.tanh.default: _of_type(1 / 128, 0),
         aten.constant_pad_nd.default: _pad,
-        aten.maximum.default: _beside("MAXIMUM"),
-        aten.minimum.default: _beside("MINIMUM"),
-        aten.softmax.int: _beside("SOFTMAX"),
-        aten.gelu.default: _beside("GELU"),
-        aten.hardswish.default: _beside("HARD_SWISH"),
-        aten.exp.default: _beside("EXP"),
-        aten.abs.default: _beside("ABS"),
+        aten.maximum.default: _outside("MAXIMUM"),
+        aten.minimum.default: _outside("MINIMUM"),
+        aten.softmax.int: _outside("SOFTMAX"),
+        aten.gelu.default: _outside("GELU"),
+        aten.hardswish.default: _outside("HARD_SWISH"),
+        aten.exp.default: _outside("EXP"),
+        aten.abs.default: _outside("ABS"),
         **{target: _clamp(target) for target in CLAMP_BOUNDS},
     }
 )
