@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import dimorder
 from tests.ops.rules import Case, X, case, check, conv, dynamic, unary
 
 FAMILIES: dict[str, dict[str, Case]] = {
@@ -83,3 +84,15 @@ FAMILIES: dict[str, dict[str, Case]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lowered_family_gives_eagers_numbers(family: str) -> None:
     check(FAMILIES[family])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_in_halves_is_exact_near_means_far_above_the_deviation(affine: bool) -> None:
+    network = nn.BatchNorm2d(4, affine=affine).half().eval().requires_grad_(False)
+    network.running_mean.copy_(torch.tensor([30.1, -20.3, 11.7, 70.1]))
+    if affine:
+        network.weight.uniform_(0.5, 2)
+        network.bias.uniform_(-1, 1)
+    x = (network.running_mean.reshape(-1, 1, 1) + torch.randn(2, 4, 3, 5) / 20).half()
+    lowered = dimorder.lower(network, (x,), target="torch")
+    torch.testing.assert_close(lowered(x), network(x), rtol=2e-3, atol=2e-3)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import add_meta, args_of, source_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
@@ -58,8 +59,13 @@ def _batch_norm(n: Tracer, x: Value, *given: Value) -> Value:
     if folded is not None:
         return [folded]
     shape = [-1] + [1] * (len(shape_of(x)) - 2)
-    scaled = n.emit(aten.mul.Tensor, x, scale.to(dtype_of(x)).reshape(shape))
-    return [n.emit(aten.add.Tensor, scaled, shift.to(dtype_of(x)).reshape(shape))]
+    scale, shift = (v.to(dtype_of(x)).reshape(shape) for v in (scale, shift))
+    if dtype_of(x) not in HALVES:
+        return [n.emit(aten.add.Tensor, n.emit(aten.mul.Tensor, x, scale), shift)]
+    # In halves, a shift that holds a mean far above the deviation is too coarse.
+    centred = n.emit(aten.sub.Tensor, x, mean.reshape(shape).to(dtype_of(x)))
+    y = n.emit(aten.mul.Tensor, centred, scale)
+    return [y if bias is None else n.emit(aten.add.Tensor, y, bias.reshape(shape).to(dtype_of(x)))]
 
 
 def _fold_into_conv(n: Tracer, x: Value, scale: Tensor, shift: Tensor) -> Value | None:

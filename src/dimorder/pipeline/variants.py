@@ -32,6 +32,7 @@ from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
 from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.size_notes import record_dynamic_dims, record_max_shapes, record_uneven_cuts
+from dimorder.sizes.slice_lengths import require_slice_lengths
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 from dimorder.targets.base import Target
 
@@ -167,9 +168,9 @@ def _capture_specializations(
 ) -> list[Captured]:
     if target.capabilities.fixed_resizes:
         sizes = sizes.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
-
     sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
     sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool)
+    require_slice_lengths(sizes)
     return capture_specializations(
         points, sizes.corners[-1], partial(_capture_point, sizes, target), progress
     )

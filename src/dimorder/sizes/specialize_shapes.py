@@ -54,7 +54,7 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         spec.arg.name: next(feed) if spec.kind == InputKind.USER_INPUT else tensors[str(spec.target)]
         for spec in exported.graph_signature.input_specs
     }
-    point = _CallSizes([(node, placed[node.name]) for node in graph.nodes if node.op == "placeholder"])
+    point = CallSizes([(node, placed[node.name]) for node in graph.nodes if node.op == "placeholder"])
     known: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -88,15 +88,16 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
 
 def shapes_at(exported: ExportedProgram, inputs: Sequence[Any]) -> Callable[[Node], tuple[int, ...]]:
     """Return what tells the shape that a node's result has in a call with these inputs."""
-    point = _CallSizes(list(zip(input_nodes(exported), inputs, strict=True)))
+    point = CallSizes(list(zip(input_nodes(exported), inputs, strict=True)))
     return lambda node: tuple(point.number(size) for size in node.meta[VALUE].shape)
 
 
-class _CallSizes:
+class CallSizes:
     """The sizes of a program at one point, known from the tensors of a call.
 
     Args:
-        placed: the program's placeholders, each with what a call puts there.
+        placed: the program's placeholders, each with what a call puts there. Those that have no dynamic size
+            may be missing.
     """
 
     def __init__(self, placed: Sequence[tuple[Node, Any]]) -> None:
