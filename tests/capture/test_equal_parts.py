@@ -1,64 +1,52 @@
-"""Test that a dynamic size is divided into equal parts, where torch's own division fixes the size."""
+"""Equal parts of a dynamic size are views: the parts are those of `chunk` and `split`, along any dimension."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-import dimorder
-from dimorder.errors import UnsupportedError
-from dimorder.verification.relative_error import relative_error
-
-N, H = Dim("N", min=1, max=4), Dim("H", min=3, max=9)
+from dimorder.capture.equal_parts import EqualParts
 
 
-class Guided(nn.Module):
-    """Computes two batches as one, as diffusion does with and without guidance, and optical flow."""
-
-    def __init__(self) -> None:
+class Parts(nn.Module):
+    def __init__(self, divide: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.divide = divide
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        both = self.conv(torch.cat([x, y])).sigmoid()
-        with_guidance, without = both.chunk(2)
-        first, second = both.split(both.shape[0] // 2)
-        left, right = torch.split(torch.cat([first, second], 2), first.shape[2], dim=2)
-        return without + 7.5 * (with_guidance - without), left * right, *(2 * x).chunk(3, 1)
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [part * (i + 1.5) for i, part in enumerate(self.divide(x))]
 
 
-@pytest.mark.parametrize("dims", [{0: N}, {0: N, 2: H}], ids=["batch", "batch and height"])
-@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
-def test_two_batches_that_are_computed_as_one_have_any_size(target: str, dims: dict[int, Any]) -> None:
-    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
-    net = Guided().eval()
-    example = torch.randn(2, 2, 3, 6, 7)
-    lowered = dimorder.lower(net, tuple(example), dynamic_shapes=(dims, dims), target=target)
-    if target == "xnnpack" and 2 not in dims:
-        assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
-    for size, height in ((1, 3), (3, 9), (4, 5)):
-        given = torch.randn(2, size, 3, height if 2 in dims else 6, 7)
-        with torch.no_grad():
-            wanted = net(*given)
-        for pair in zip(lowered(*given), wanted, strict=True):
-            assert relative_error(*pair) <= 1e-5
+@pytest.mark.parametrize("dim", [2, -1, 1, -2])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_along_a_dimension_are_torchs(dim: int, parts: int) -> None:
+    network, width = Parts(lambda x: x.chunk(parts, dim)), 6 * Dim("W", min=1, max=4)
+    other = ({dim % 3: width},)
+    shape = [2, 5, 7]
+    shape[dim] = 12
+    with EqualParts():
+        program = torch.export.export(network, (torch.randn(shape),), dynamic_shapes=other)
+    for size in (6, 12, 24):
+        shape[dim] = size
+        x = torch.randn(shape)
+        for got, wanted in zip(program.module()(x), network(x), strict=True):
+            assert torch.equal(got, wanted)
 
 
-def test_parts_that_are_not_equal_at_every_size_are_refused_with_the_sizes_that_are() -> None:
-    class Halves(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            first, second = x.chunk(2)
-            return first - second
+def test_parts_of_half_a_size_are_torchs() -> None:
+    network = Parts(lambda x: x.split(x.shape[-1] // 2, -1))
+    sizes = ({1: 2 * Dim("W", min=1, max=9)},)
+    with EqualParts():
+        program = torch.export.export(network, (torch.randn(3, 8),), dynamic_shapes=sizes)
+    x = torch.randn(3, 14)
+    for got, wanted in zip(program.module()(x), network(x), strict=True):
+        assert torch.equal(got, wanted)
 
-    with pytest.raises(UnsupportedError) as refused:
-        dimorder.lower(Halves(), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("N", min=2, max=8)},))
-    assert "N = 2*_N" in str(refused.value)
-    dims = ({0: 2 * Dim("B", min=1, max=4)},)
-    lowered = dimorder.lower(Halves(), (torch.ones(4, 3),), dynamic_shapes=dims)
-    x = torch.randn(8, 3)
-    assert torch.equal(lowered(x), x[:4] - x[4:])
+
+def test_a_number_has_no_parts() -> None:
+    with EqualParts(), pytest.raises(RuntimeError, match="dimension"):
+        torch.tensor(1.0).chunk(2)

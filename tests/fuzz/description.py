@@ -57,8 +57,8 @@ SEVERAL_CALLS = frozenset(["cond"])
 
 Order = str | tuple[int, ...]  # "contiguous", "channels_last", or the dimensions from slowest to fastest
 
-# What torch raises of operands that do not fit.
-MISFIT = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError)
+# What torch raises of operands that do not fit, and what is raised of a piece that a split does not have.
+MISFIT = (RuntimeError, ValueError, LookupError, TypeError, AssertionError, ZeroDivisionError)
 
 
 @dataclass(frozen=True)

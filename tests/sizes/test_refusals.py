@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -169,3 +171,48 @@ def test_a_slice_that_leaves_one_row_at_the_least_size_is_lowered() -> None:
     )
     for n in (3, 4, 40):
         assert max(errors(lowered, module, torch.randn(n, 4, 3))) <= 1e-6
+
+
+class Resized(nn.Module):
+    """A resize with torch's options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x, **self.options)
+
+
+@pytest.mark.parametrize(
+    ("network", "dims", "why"),
+    [
+        (
+            Resized(size=(4, 7), mode="bilinear", antialias=True),
+            ({0: Dim("N", min=1, max=5), 3: Dim("W", min=3, max=11)},),
+            "the portable kernel does not change the size of its result",
+        ),
+        (
+            Resized(scale_factor=0.5, mode="bicubic", align_corners=True),
+            ({3: Dim("W", min=3, max=11)},),
+            "PyTorch decomposes it with a division by the new size less 1, and the size may be 1",
+        ),
+    ],
+)
+def test_a_resize_that_executorch_computes_wrongly_at_some_sizes_is_refused(
+    network: nn.Module, dims: Any, why: str
+) -> None:
+    _, found, fix = refusal(network, torch.ones(2, 3, 6, 9), dims, target="xnnpack")
+    assert found.startswith(f"  found: {why} (outside because: XNNPACK has no aten.")
+    assert fix == "  fix: replace it in the module, or run that part in torch"
+
+
+def test_a_resize_to_a_size_that_the_batch_may_have_is_in_the_delegate() -> None:
+    network, dims = (
+        Resized(size=(1, 2), mode="bilinear", antialias=True),
+        ({0: Dim("N", min=1, max=3)},),
+    )
+    lowered = dimorder.lower(network, (torch.randn(2, 3, 4, 5),), target="xnnpack", dynamic_shapes=dims)
+    assert lowered.artifact is not None and not lowered.artifact.outside
+    for n in (1, 2, 3):
+        assert max(errors(lowered, network, torch.randn(n, 3, 4, 5))) <= 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -63,6 +64,10 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         (r(2, 6, 9, 7), r(6, 4, 4, 5)),
     ),
     "attention": (F.scaled_dot_product_attention, (r(2, 3, 4, 8), r(2, 3, 5, 8), r(2, 3, 5, 8), r(4, 5))),
+    "attention with fewer heads of keys": (
+        partial(F.scaled_dot_product_attention, enable_gqa=True),
+        (r(2, 6, 4, 8), r(2, 3, 5, 8), r(2, 3, 5, 8)),
+    ),
     "an operator of the dialect": (
         lambda x, w: OPS.conv2d_nhwc(x, w, None, [1, 1], [1, 0, 2, 1], [1, 1], 1),
         (r(1, 7, 9, 12), r(5, 3, 2, 12)),

@@ -39,7 +39,8 @@ class EqualParts(TorchFunctionMode):
             return function(*args, **kwargs)
         if function in _DIVIDED_BY:
             x, count, dim = _DIVIDED_BY[function](*args, **kwargs)
-            if _is_known(x.shape[dim]) and count and x.shape[dim] % count == 0:
+            dim %= max(x.dim(), 1)
+            if x.dim() and _is_known(x.shape[dim]) and count and x.shape[dim] % count == 0:
                 return x.unflatten(dim, (count, x.shape[dim] // count)).unbind(dim)
         return function(*args, **kwargs)
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -136,6 +137,8 @@ def operator_name(node: Node) -> str:
     """Return an operator's name for readers: `aten.convolution`, `placeholder x`, `output output`."""
     if node.op != "call_function":
         return f"{node.op} {node.name}"
+    if isinstance(node.target, BuiltinFunctionType):  # such as getitem
+        return node.target.__name__
     return str(node.target).removesuffix(".default")
 
 

@@ -341,6 +341,13 @@ def at_most(size: int | torch.SymInt) -> int:
     return int(upper) if upper.is_Integer else sys.maxsize
 
 
+def at_least(size: int | torch.SymInt) -> int:
+    """Return the lower bound of a size."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    return int(size.node.shape_env.bound_sympy(size.node.expr).lower)
+
+
 def quotient(size: int | torch.SymInt, other: int | torch.SymInt) -> Any:
     """Return one size over another, in lowest terms, as sympy has it."""
     terms = (

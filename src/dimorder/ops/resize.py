@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, dynamic_dims, may_resize
 from dimorder.graph.tracing import FLOATS, Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
@@ -137,10 +137,10 @@ _BY_MATMULS = Implementation("by matmul", FORM, _by_matmuls, _MATMULS, _is_float
 RESIZED_BY_MATMUL = frozenset(_SIZED)  # the resizes that may run as matmuls
 
 
-def resizes_to(sizes: Collection[int], graph: Graph) -> bool:
-    """Return whether a resize that may run as a matmul gives one of these sizes."""
-    resized = (node for node in graph.nodes if node.target in RESIZED_BY_MATMUL)
-    return any(size in sizes for node in resized for size in shape_of(node)[2:])
+def has_dynamic_resize(graph: Graph) -> bool:
+    """Return whether a resize that may run as a matmul is of dynamic sizes."""
+    resizes = (node for node in graph.nodes if node.target in RESIZED_BY_MATMUL)
+    return any(may_resize(node) or any(dim >= 2 for dim in dynamic_dims(node)) for node in resizes)
 
 
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))

@@ -31,6 +31,7 @@ from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant, capture_at
 from dimorder.plans.network_plan import NetworkPlan
+from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.selections import Selections
@@ -222,18 +223,15 @@ class Checks:
         """
         model, like, exported = self.source.model, self.variants[0].program, partial(sizes.at, point)
         calls = CALLS_OF_ONE_SIZE if like.state else 1
-        if is_quantized(like.module):
-            program = capture_at(sizes, point, self.request)
-            program.share_constants(like)
-            return QuantizedTrial(model, program, contract, repeats, [program] * calls)
-        program = replace(like, examples=sizes.inputs_at(point))
-        if not isinstance(model, torch.nn.Module):
-            program = replace(program, exported=exported())
-        try:
+        with explained_at(point, sizes):
+            if is_quantized(like.module):
+                program = capture_at(sizes, point, self.request)
+                program.share_constants(like)
+                return QuantizedTrial(model, program, contract, repeats, [program] * calls)
+            program = replace(like, examples=sizes.inputs_at(point))
+            if not isinstance(model, torch.nn.Module):
+                program = replace(program, exported=exported())
             return Trial(model, program, contract, exported, repeats, [program.examples] * calls)
-        except UnsupportedError:
-            sizes.require(point)  # it says which operator does not accept these sizes
-            raise
 
     def _forced_trial_at(
         self, point: Point, sizes: SymbolicProgram, contract: Contract, choices: Choices

@@ -15,7 +15,7 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_taps import tap_by_tap
-from dimorder.ops.resize import resizes_to
+from dimorder.ops.resize import has_dynamic_resize
 from dimorder.ops.table import BY_MATMUL, IN_SIMPLER, PLAIN
 from dimorder.targets.base import Recipe
 from dimorder.targets.windows import PART_TAPS
@@ -52,7 +52,7 @@ def sized(
     The matrices of a resize are constants of fixed sizes. `missing` are further implementations that need
     fixed ones.
     """
-    if resizes_to(varying, graph):
+    if has_dynamic_resize(graph):
         missing |= BY_MATMUL
     implementations = tuple(names - missing for names in capabilities.implementations)
     own = dict(capabilities.own_implementations)

@@ -45,6 +45,8 @@ def unfit_sizes(
     read = (numbers[node] for node in (call, *call.all_input_nodes))
     leaves = pytree.tree_leaves([(each.args, each.kwargs, each.shapes) for each in read])
     dynamic = [leaf for leaf in leaves if isinstance(leaf, DynamicSize)]
+    if not dynamic:
+        return None
     (count,) = {len(size.values) for size in dynamic}
     try:
         merge_graphs(

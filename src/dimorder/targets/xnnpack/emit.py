@@ -27,13 +27,14 @@ from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
 from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
+from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, write_pte
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack.artifact import Pte
 from dimorder.targets.xnnpack.exact import exact_run
 from dimorder.targets.xnnpack.in_place import write_in_place
-from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.ops import OPERATORS, wrong_at_some_sizes, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
@@ -78,10 +79,12 @@ def emit(
         symbols = (*(None for _ in plan.state), *symbols_of(contract))
     else:
         plan = partition(program, operators)
-        for node in plan.outside():
-            reason = wrong_outside(node)
-            if reason:
-                raise _no_kernel(plan, [node], reason)
+    for node in plan.outside():
+        reason = wrong_outside(node)
+        if reason is None and table is not None and node.target in RESIZED_BY_MATMUL:
+            reason = wrong_at_some_sizes(node, plan.tensors([node], table)[0].shape)
+        if reason:
+            raise _no_kernel(plan, [node], reason)
     build = build_outer(plan, table)
 
     def file_of(module: GraphModule, plan: Partition, texts: Mapping[str, str]) -> bytes:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.graph.nodes import results
-from dimorder.graph.tracing import FLOATS
+from dimorder.graph.nodes import args_of, results
+from dimorder.graph.tracing import FLOATS, at_least
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_pairs import PAIRS
@@ -105,6 +105,19 @@ def wrong_outside(node: Node) -> str | None:
         return "the portable kernel convolves in one and two dimensions"
     if node.target in REMAINDERS and not value.is_floating_point():
         return "the portable kernel gives the remainder of a negative integer the sign that C gives it"
+    return None
+
+
+def wrong_at_some_sizes(node: Node, shape: Sequence[int | torch.SymInt]) -> str | None:
+    """Return why ExecuTorch 1.5.1 resizes wrongly at some dynamic sizes outside the delegates, or None.
+
+    `shape` is that of the result, with torch's dynamic sizes.
+    """
+    is_dynamic = any(isinstance(size, torch.SymInt) for size in shape)
+    if node.target is aten._upsample_bilinear2d_aa.vec and is_dynamic:
+        return "the portable kernel does not change the size of its result"
+    if node.target is aten.upsample_bicubic2d.vec and args_of(node)[2] and min(map(at_least, shape)) < 2:
+        return "PyTorch decomposes it with a division by the new size less 1, and the size may be 1"
     return None
 
 
