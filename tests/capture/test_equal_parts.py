@@ -1,4 +1,4 @@
-"""Equal parts of a dynamic size are views, whose parts are those of `chunk` and `split` along any dimension."""
+"""Equal parts of a dynamic size are views: each part is that of `chunk` or `split`, along any dimension."""
 
 from __future__ import annotations
 
