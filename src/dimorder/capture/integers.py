@@ -52,7 +52,7 @@ _SELECTIONS = frozenset((Elements.REPEATS, Elements.PADS, Elements.SELECTS))
 KEEPS_SCALE = _MOVES | _SELECTIONS
 # Elements at positions that are computed; index_select is one of those that repeat elements.
 _GATHERS = frozenset((Elements.GATHERS, Elements.REPEATS))
-_WEIGHTED = frozenset((aten.convolution.default, aten.linear.default))
+WEIGHTED = frozenset((aten.convolution.default, aten.linear.default))
 
 
 def normalize_quantization(module: GraphModule) -> None:
@@ -77,7 +77,7 @@ def normalize_quantization(module: GraphModule) -> None:
             remove_noop_quantize(node) or _clamp_first(node)
     _join(graph)
     for node in list(graph.nodes):
-        if node.target in _WEIGHTED:
+        if node.target in WEIGHTED:
             _scale_bias(module, node)
     graph.eliminate_dead_code()
     _add_missing_sources(graph)

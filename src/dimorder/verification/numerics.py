@@ -176,7 +176,8 @@ class Float64Run(GraphRun):
             floats that were quantised dynamically.
         seed: for noise. A value that is quantised dynamically is then not rounded, but moved at random by up
             to half of its step.
-        margins: how far half precision may move what a node quantises, by the node's name.
+        margins: how far half precision, or the rounding of a bias, may move what a node quantises, by the
+            node's name.
 
     Attributes:
         differences: The difference in quanta between each forced value and the node's own result.

@@ -15,15 +15,21 @@ from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
+from dimorder.capture.integers import WEIGHTED
+from dimorder.graph.elements import Elements
 from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import CUTS, EXPORTED
+from dimorder.graph.nodes import CUTS, EXPORTED, bound
+from dimorder.graph.quantized import QUANTIZE, Scaled
 from dimorder.graph.tracing import is_half
 from dimorder.ops.quantization import is_dynamic
+from dimorder.ops.table import elements_of
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import Float64Run
 from dimorder.verification.reference import HALF_FACTOR
 from dimorder.verification.relative_error import error_in_float64
+
+_MOST_OF_BIAS = 0.05  # quanta that the rounding of a bias may explain
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class QuantizedValues:
     Attributes:
         values: Integers, and results of dynamic quantization.
         state: The values of the program's buffers after the call.
-        margins: How far half precision may have moved what was quantized.
+        margins: How far half precision, or the rounding of a bias, may have moved what was quantized.
     """
 
     values: Mapping[str, Tensor]
@@ -71,14 +77,33 @@ def record_quantized(
     errors = HalfErrors()
     if not is_dynamic(captured):  # the outputs of such a program are compared instead
         errors = half_errors(exported, inputs, run.quantized, state)
-    values, margins = dict[str, Tensor](), dict[str, float]()
+    values, margins = dict[str, Tensor](), bias_margins(captured)
     for node in captured.graph.nodes:
         origin = node.meta.get(EXPORTED)
         if origin in run.quantized:
             values[node.name] = _as_captured(run.quantized[origin], node)
         if origin in errors.read:
-            margins[node.name] = errors.read[origin]
+            margins[node.name] = margins.get(node.name, 0.0) + errors.read[origin]
     return QuantizedValues(values, after, margins)
+
+
+def bias_margins(captured: GraphModule) -> dict[str, float]:
+    """Return how far a rounded bias may move what a node quantizes, by the node's name.
+
+    In the normal form the bias of a product of quantized values is a multiple of its scale. A few values may
+    be the products of a whole channel, and then one that is near a half is off in many places.
+    """
+    margins = {}
+    for node in captured.graph.find_nodes(op="call_function", target=QUANTIZE):
+        product, quantum = node.all_input_nodes[0], node.args[1]
+        while elements_of(product.target) is Elements.CLAMPS:
+            product = product.all_input_nodes[0]
+        if product.target in WEIGHTED:
+            bias = bound(product.target, product.args, product.kwargs)["bias"]
+            constant = getattr(captured, str(getattr(bias, "target", "")), None)
+            if isinstance(constant, Scaled):
+                margins[node.name] = min(float(constant.integers.scales.max()) / 2, _MOST_OF_BIAS * quantum)
+    return margins
 
 
 def _as_captured(value: Tensor, node: Node) -> Tensor:
