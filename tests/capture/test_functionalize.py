@@ -190,3 +190,29 @@ def test_the_last_of_a_dynamic_size_may_be_written_into_two_buffers(target: str)
         x = torch.randn(3, length)
         for got, wanted in zip(lowered.run(x), network(x), strict=True):
             assert torch.allclose(got, wanted, atol=1e-6)
+
+
+class WrittenInAnotherForm(nn.Module):
+    """Writes values of other types and shapes than those of its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("halves", torch.randn(3, 8).half())
+        self.register_buffer("rows", torch.randn(3, 8))
+        self.register_buffer("count", torch.tensor(3, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        results = self.halves.float() * 2, self.rows + x, self.count * 2
+        self.halves.copy_(x)
+        self.rows.copy_(x[1].half())
+        self.count.copy_(x.sum())
+        return results
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_values_of_another_type_or_shape_may_be_written_into_a_buffer(target: str) -> None:
+    network, x = WrittenInAnotherForm(), torch.randn(3, 8)
+    lowered = dimorder.lower(network, (x,), target=target)
+    for call in (x, x + 1, x * 3):
+        for got, wanted in zip(lowered.run(call), network(call), strict=True):
+            assert torch.allclose(got, wanted, atol=1e-6)

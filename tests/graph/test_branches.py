@@ -62,6 +62,17 @@ class Outliving(nn.Module):
         return x.clone(), x.repeat(count, 1).tanh().amax(0, keepdim=True)
 
 
+class OfParts(nn.Module):
+    """Takes parts of one tensor as operands, and gives a part back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, _ = x.unbind(1)
+        return torch.cond(second.sum() > 0, torch.mul, self.last, (first, second))
+
+    def last(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([b, a]).unbind(0)[0]
+
+
 @pytest.fixture(autouse=True)
 def needs(request: pytest.FixtureRequest) -> None:
     if "target" in request.fixturenames and request.getfixturevalue("target") == "xnnpack":
@@ -108,6 +119,13 @@ def test_a_condition_of_what_another_chose(target: str) -> None:
     lowered = dimorder.lower(net, (torch.rand(3, 5),), target=target)
     for x in (torch.rand(3, 5), -torch.rand(3, 5), torch.rand(3, 5) - 0.5):
         assert relative_error(lowered.run(x), net(x)) < 1e-5
+
+
+def test_parts_of_one_tensor_are_operands() -> None:
+    x, net = torch.randn(2, 3, 4, 5), OfParts()
+    lowered = dimorder.lower(net, (x,), target="torch")
+    for call in (x, x - 2, x + 2):
+        assert relative_error(lowered.run(call), net(call)) < 1e-5
 
 
 @pytest.mark.parametrize(

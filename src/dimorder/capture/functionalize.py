@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from dimorder.graph.branches import COND
 from dimorder.graph.exported import copy_graph, replace_parts, state_of
-from dimorder.graph.nodes import call_before
+from dimorder.graph.nodes import call_before, tensor_of
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
 
@@ -69,18 +69,28 @@ def functionalize(
 
 
 def write_apart(exported: ExportedProgram) -> ExportedProgram:
-    """Return the program in which each buffer is written with a value of its own.
+    """Return the program in which each buffer is written with a value of its own, in its type and shape.
 
-    torch 2.13 decomposes a value that is written into two buffers to one that it refuses itself.
+    torch 2.13 decomposes a value that is written into two buffers to one that it refuses itself. It leaves
+    conversions and broadcasts to the write, of which a functional program has none.
     """
     graph = copy_graph(exported.graph)
     written = set[torch.fx.Node]()
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        value = node.args[1]
-        if value in written:
-            node.update_arg(1, call_before(node, aten.clone.default, (value,), like=value))
-        written.add(value)
+        buffer, value = (tensor_of(each) for each in node.args[:2])
+        if value.dtype != buffer.dtype:
+            _write_instead(node, aten._to_copy.default, dtype=buffer.dtype)
+        if value.shape != buffer.shape:
+            _write_instead(node, aten.expand.default, list(buffer.shape))
+        if node.args[1] in written:
+            _write_instead(node, aten.clone.default)
+        written.add(node.args[1])
     return replace_parts(exported, graph=graph)
+
+
+def _write_instead(copy: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
+    """Let a write take what a call makes of its value."""
+    copy.update_arg(1, call_before(copy, target, (copy.args[1], *args), kwargs))
 
 
 def _is_ahead(

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND, graphs_of
 from dimorder.graph.exported import replace_parts
-from dimorder.graph.nodes import call_after, operator_at
+from dimorder.graph.nodes import call_after, is_getitem, operator_at
 
 aten = torch.ops.aten
 
@@ -73,5 +73,6 @@ def _shared_results(branch: GraphModule) -> list[Node]:
 
 
 def _is_view(node: Node) -> bool:
+    node = node.all_input_nodes[0] if is_getitem(node) else node
     results = getattr(getattr(node.target, "_schema", None), "returns", ())
     return any(result.alias_info is not None for result in results)
