@@ -125,7 +125,9 @@ def test_parts_of_one_tensor_are_operands() -> None:
     x, net = torch.randn(2, 3, 4, 5), OfParts()
     lowered = dimorder.lower(net, (x,), target="torch")
     for call in (x, x - 2, x + 2):
-        assert relative_error(lowered.run(call), net(call)) < 1e-5
+        with torch.no_grad():  # else torch.cond refuses operands that share memory
+            wanted = net(call)
+        assert relative_error(lowered.run(call), wanted) < 1e-5
 
 
 @pytest.mark.parametrize(
