@@ -219,3 +219,11 @@ def test_a_view_of_integers_is_copied_before_it_is_reshaped(view: Callable[[Tens
     table = r(11, 6)
     indices = torch.arange(21).reshape(3, 7) % 11
     compare_lowered(Net(lambda i: F.embedding(view(i).reshape(-1), table) * 2), (indices,))
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8, torch.int64])
+def test_an_integer_without_dimensions_keeps_its_type_beside_numbers(kind: torch.dtype) -> None:
+    def beside_numbers(n: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return n * 2, n + 3, 9 - n, torch.add(n, 4, alpha=3), n // 2, n % 3, n * 2.5, n > 2, x * n
+
+    compare(beside_numbers, (torch.tensor(5, dtype=kind), r(2, 3)))

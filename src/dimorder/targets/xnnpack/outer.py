@@ -47,6 +47,10 @@ _POSITIONS: Mapping[Any, int] = MappingProxyType(
     }
 )
 
+# The overload with a tensor, of an operator whose number ExecuTorch makes one.
+_BY_TENSOR: Mapping[Any, Any] = MappingProxyType({aten.rsub.Scalar: aten.rsub.Tensor})
+_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def dense_operator(target: Any) -> Any:
     """Return the operator that writes into dense memory what `target` returns as a view of its operand.
@@ -156,10 +160,11 @@ class OuterBuilder:
             if node.target is aten.clone.default and not is_own:
                 self.keep(node, self.value(node.all_input_nodes[0]))
                 continue
+            target, arguments = self._typed(node, arguments)
             at = _POSITIONS.get(node.target)
             if at is not None:
                 arguments = (*arguments[:at], self._long(node.args[at]), *arguments[at + 1 :])
-            value = self.graph.call_function(dense_operator(node.target), arguments, keywords)
+            value = self.graph.call_function(dense_operator(target), arguments, keywords)
             if is_getitem(node) and isinstance(node.all_input_nodes[0].target, Branches):
                 # The results of the next branches would overwrite the results of these branches.
                 value = self.graph.call_function(aten.clone.default, (value,))
@@ -173,6 +178,24 @@ class OuterBuilder:
         mapped = torch.fx.map_arg((call.args, call.kwargs), self.value)
         operands = [self.values[read] for read in node.all_input_nodes]
         return pytree.tree_map_only(DynamicSize, lambda n: writer.number(n, node, operands), mapped)
+
+    def _typed(self, node: Node, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Return the operator and arguments of a call, with numbers as tensors if it reads one integer alone.
+
+        ExecuTorch makes a number a tensor of int64. The result would be one too, for the integer has no
+        dimension, with which its type would count for more.
+        """
+        read = [operand.meta["val"] for operand in node.all_input_nodes]
+        if [isinstance(x, Tensor) and (x.dim(), x.dtype in _INTEGERS) for x in read] != [(0, True)]:
+            return node.target, arguments
+        target = _BY_TENSOR.get(node.target, node.target)
+        typed = (
+            self._constant(torch.tensor(value, dtype=read[0].dtype))
+            if type(value) is int and isinstance(expected.type, torch.TensorType)
+            else value
+            for value, expected in zip(arguments, target._schema.arguments, strict=False)
+        )
+        return target, tuple(typed)
 
     def _long(self, positions: Any) -> Node:
         """Return the same positions in 64 bits, converted once for all readers."""
