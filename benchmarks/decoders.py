@@ -29,7 +29,7 @@ from benchmarks.decoder_ways import FLOAT, OURS, WAYS, WEIGHTS, Decoder, Files, 
 from benchmarks.record import failed, record_lines
 from dimorder.latency.peak import peak_bytes
 from dimorder.latency.timing import Invocation, interleaved, ratio
-from dimorder.verification.verify import relative_error
+from dimorder.verification.relative_error import relative_error
 
 PACKAGES = ("torch", "executorch", "transformers", "torchao")
 MOST = 1.0  # of the time of the fastest of the others

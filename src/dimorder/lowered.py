@@ -31,7 +31,8 @@ from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.base import Artifact, Target
 from dimorder.text import notebook_html
-from dimorder.verification.verify import Run, Verified
+from dimorder.verification.network_calls import Run
+from dimorder.verification.verify import Verified
 
 
 @dataclass(frozen=True, eq=False)

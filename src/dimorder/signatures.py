@@ -17,7 +17,7 @@ from dimorder.runtime.guard import OnMismatch, check, require_choice
 from dimorder.runtime.program import Program
 from dimorder.targets import target_for_file
 from dimorder.text import shape_text
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 
 def save_signatures(

@@ -21,10 +21,18 @@ aten = torch.ops.aten
 _BY_ROOT, _BY_SIZE = 1, 2  # torch's numbers for a transform that is divided by √n or by n
 
 
-def _angles(rows: int, columns: int, size: int) -> Tensor:
-    """Return 2π·r·c / size for each row r and column c, in float64."""
+_NOTHING = 1e-12  # a cosine or sine that is less is a rounded 0
+
+
+def _circle(rows: int, columns: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return the cosine and sine of 2π·r·c / size for each row r and column c, in float64.
+
+    Those of quarters are exact: a sum that is 0 stays 0.
+    """
     products = torch.arange(rows).unsqueeze(1) * torch.arange(columns)
-    return (products % size).to(torch.float64) * (2 * math.pi / size)
+    angles = (products % size).to(torch.float64) * (2 * math.pi / size)
+    cos, sin = (part.masked_fill(part.abs() < _NOTHING, 0.0) for part in (angles.cos(), angles.sin()))
+    return cos, sin
 
 
 def _scale(normalization: int, size: int) -> float:
@@ -78,8 +86,8 @@ def _transform(n: Tracer, x: Value, dim: int, count: int, normalization: int, fo
     size = shape_of(x)[dim]
 
     def make() -> tuple[Tensor, Tensor]:
-        angles, scale = _angles(count, size, size), _scale(normalization, size)
-        return angles.cos() * scale, angles.sin() * (-scale if forward else scale)
+        (cos, sin), scale = _circle(count, size, size), _scale(normalization, size)
+        return cos * scale, sin * (-scale if forward else scale)
 
     re, im = x if isinstance(x, Pair) else (x, None)
     key = ("fft" if forward else "ifft", size, count, normalization)
@@ -106,8 +114,8 @@ def _inverse(size: int, normalization: int) -> tuple[Tensor, Tensor]:
     weights[0] /= 2
     if size % 2 == 0:
         weights[-1] /= 2
-    angles = _angles(size, count, size)
-    return angles.cos() * weights, angles.sin() * -weights
+    cos, sin = _circle(size, count, size)
+    return cos * weights, sin * -weights
 
 
 # -- spectrograms
@@ -115,8 +123,8 @@ def _inverse(size: int, normalization: int) -> tuple[Tensor, Tensor]:
 
 def _kernels(size: int, normalized: bool) -> tuple[Tensor, Tensor]:
     """Return the real and imaginary parts of a transform as kernels of a convolution: (results, 1, size)."""
-    angles, scale = _angles(size, size, size), _scale(_BY_ROOT if normalized else 0, size)
-    return tuple((part * scale).unsqueeze(1) for part in (angles.cos(), -angles.sin()))  # type: ignore[return-value]
+    (cos, sin), scale = _circle(size, size, size), _scale(_BY_ROOT if normalized else 0, size)
+    return (cos * scale).unsqueeze(1), (-sin * scale).unsqueeze(1)
 
 
 def _padded(n: Tracer, window: Value | None, length: int, size: int) -> Value:

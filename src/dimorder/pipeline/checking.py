@@ -34,8 +34,9 @@ from dimorder.plans.network_plan import NetworkPlan
 from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
+from dimorder.verification.network_calls import CALLS, Run
 from dimorder.verification.selections import Selections
-from dimorder.verification.verify import CALLS, CALLS_OF_ONE_SIZE, Run, Trial, Verified
+from dimorder.verification.verify import CALLS_OF_ONE_SIZE, Trial, Verified
 from dimorder.verification.verify_integers import QuantizedTrial, trial_of, trial_of_calls
 
 

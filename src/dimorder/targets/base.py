@@ -23,7 +23,7 @@ from dimorder.layout.costs import Costs, counted
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.target_info import TargetInfo
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 # The defaults of the fields that an artifact does not define itself.
 Content = TypeVar("Content")

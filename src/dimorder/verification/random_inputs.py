@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -28,19 +29,17 @@ def near_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Te
     return changed(examples, 1e-2, seed)
 
 
-def steep_like(
-    examples: Sequence[torch.Tensor], seed: int = 0, share: float = 1.0
-) -> tuple[torch.Tensor, ...]:
+def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Return inputs of the examples' shapes: of either sign, from 1e-3 to 1e3, every eighth of them zero.
 
-    In float16 they reach to 256, for a larger number has no square there. All are multiplied by `share`.
+    In float16 they reach to 256, for a larger number has no square there.
     """
 
     def steep(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         most = min(3.0, math.log10(torch.finfo(x.dtype).max) / 2)
         magnitude = 10 ** ((3 + most) * torch.rand(x.shape, generator=generator) - 3)
         value = torch.randn(x.shape, generator=generator).sign() * magnitude
-        return share * value * (torch.rand(x.shape, generator=generator) > 1 / 8)
+        return value * (torch.rand(x.shape, generator=generator) > 1 / 8)
 
     return _drawn(examples, seed, steep)
 
@@ -50,6 +49,27 @@ def changed(inputs: Sequence[torch.Tensor], share: float, seed: int = 0) -> tupl
     return _drawn(
         inputs, seed, lambda x, generator: x * (1 + share * torch.randn(x.shape, generator=generator))
     )
+
+
+def scaled(draw: Callable[..., tuple[torch.Tensor, ...]], share: float) -> Callable[..., Any]:
+    """Return a function that draws as `draw` does, and multiplies the floats by `share`."""
+
+    def drawn(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+        return tuple(x * share if x.is_floating_point() else x for x in draw(examples, seed))
+
+    return draw if share == 1 else drawn
+
+
+def is_normal(example: torch.Tensor) -> bool:
+    """Return whether numbers look like standard normal ones; integers are none that are drawn.
+
+    >>> is_normal(torch.randn(3, 50)), is_normal(torch.rand(3, 50)), is_normal(torch.ones(3, 50))
+    (True, False, False)
+    """
+    if not example.is_floating_point():
+        return True
+    numbers = example.double()
+    return bool(numbers.mean().abs() < 0.3 and 0.6 < numbers.abs().mean() < 1.1)
 
 
 def _drawn(

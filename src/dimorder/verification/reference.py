@@ -36,6 +36,16 @@ NOISE = 0.25
 Outputs = list[torch.Tensor]
 
 
+def is_half(eps: float) -> bool:
+    """Return whether floats with this spacing about 1 are of half precision."""
+    return eps > torch.finfo(torch.float32).eps
+
+
+def is_float16(eps: float) -> bool:
+    """Return whether floats with this spacing about 1 are float16."""
+    return eps == torch.finfo(torch.float16).eps
+
+
 @dataclass
 class Reference:
     """The outputs of a network on some inputs, with which those of a program are compared.
@@ -82,14 +92,6 @@ class Reference:
             self._require_as_exact(i, got[i], errors[i], what, half_sums, physical)
         return max(errors, default=0.0)
 
-    @property
-    def is_half(self) -> bool:
-        return self.eps > torch.finfo(torch.float32).eps
-
-    @property
-    def is_float16(self) -> bool:
-        return self.eps == torch.finfo(torch.float16).eps
-
     def _require_as_exact(
         self,
         i: int,
@@ -109,7 +111,7 @@ class Reference:
         except RuntimeError as reason:  # an operator that torch does not have in float64
             raise wrong(what, self.named(i), error) from reason
         inexact = error_in_float64(narrow[i], wide[i])
-        factor, most = (HALF_FACTOR, HALF_MOST) if self.is_half else (FACTOR, MOST)
+        factor, most = (HALF_FACTOR, HALF_MOST) if is_half(self.eps) else (FACTOR, MOST)
         floating = self.expected[i].is_floating_point()
         allowed = factor * max(inexact, rounding_error(self.expected[i])) if floating else 0.0
         if allowed > most:
@@ -119,8 +121,8 @@ class Reference:
             raise wrong(what, self.named(i), error)
         eager = error_in_float64(self.expected[i], wide[i])
         found = max(eager, error_in_float64(got, wide[i]))
-        if self.is_half and floating and eager <= allowed < found:
-            for whose, outputs in self._rounded_otherwise(half_sums and self.is_float16, physical):
+        if is_half(self.eps) and floating and eager <= allowed < found:
+            for whose, outputs in self._rounded_otherwise(half_sums and is_float16(self.eps), physical):
                 inexact = error_in_float64(outputs[i], wide[i])
                 allowed = max(allowed, factor * inexact)
                 if allowed > most:

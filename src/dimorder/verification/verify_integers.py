@@ -41,6 +41,7 @@ from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
+from dimorder.verification.network_calls import Inputs, Run
 from dimorder.verification.numerics import Float64Run, LogicalIntegersRun
 from dimorder.verification.quantized_values import half_errors, record_quantized
 from dimorder.verification.reference import FACTOR, HALF_FACTOR, Outputs, verify
@@ -50,7 +51,7 @@ from dimorder.verification.relative_error import (
     relative_error,
     relative_errors,
 )
-from dimorder.verification.verify import Inputs, Run, Trial
+from dimorder.verification.verify import Trial
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
 # For integers that both compute in float64: constants that lowering computes are float32. A value that is
@@ -114,9 +115,9 @@ class QuantizedTrial(Trial):
             VerificationError: if the bits differ, or if an output is farther off than dynamic quantisation
                 explains.
         """
-        got = self._logical(run, self.inputs)
+        got = self.program_outputs(run, self.inputs)
         if model is not None:
-            _require_equal(got, self._logical(model, self.inputs), what)
+            _require_equal(got, self.program_outputs(model, self.inputs), what)
         specs = self.contract.outputs * self.calls
         real = [
             spec.real(g).to(w.dtype if spec.scale is not None else g.dtype) if w.is_floating_point() else g
@@ -176,7 +177,7 @@ class QuantizedTrial(Trial):
     ) -> float:
         wide = LogicalIntegersRun(graph_with_tensors(turn_buffers_into_inputs(physical)), buffers)
         carried = CarriedState(lambda inputs: wide.tensors(*inputs), initial_state(physical))
-        got = self._logical(carried, self.inputs)
+        got = self.program_outputs(carried, self.inputs)
         tolerances = [
             TOLERANCE if node.target is not DEQUANTIZE and w.is_floating_point() else _SAME
             for w, node in zip(self._exact, self.program.outputs * self.calls, strict=True)

@@ -32,7 +32,7 @@ from dimorder.targets.program_io import read_signature
 from dimorder.targets.tosa.integers.forms import FORMS, Forms
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 # For a matmul whose first matrix is constant, Ethos-U55 and U65 compute each element separately.
 _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})

@@ -29,7 +29,7 @@ from dimorder.ops.dialect import decompose
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.inductor import INFO
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 _MODEL = "model"  # the name of the model in a package with one program
 _OPTIONS = {

@@ -47,7 +47,7 @@ from dimorder.targets.litert.signatures import join_graphs
 from dimorder.targets.litert.sketch import unfit_sizes
 from dimorder.targets.program_io import call_place
 from dimorder.targets.table import Table
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dimorder.ops.dialect import decompose
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.torch import INFO
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.recipes import RECIPES
 from dimorder.targets.tosa.writer import MAX_RANK
+from dimorder.verification.network_calls import Run
 from dimorder.verification.numerics import RoundingsRun
-from dimorder.verification.verify import Run
 
 _STDOUT = 1  # the descriptor
 _ONE_AT_A_TIME = threading.Lock()  # the descriptor is that of all threads

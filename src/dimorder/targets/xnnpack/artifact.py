@@ -11,7 +11,7 @@ from dimorder.executorch import pte
 from dimorder.targets import xnnpack
 from dimorder.targets.base import Artifact
 from dimorder.targets.xnnpack.kernels import KernelRun
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.sketch import partition_for_ranges
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 
 aten = torch.ops.aten
 

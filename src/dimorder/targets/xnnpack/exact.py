@@ -31,7 +31,7 @@ from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.model import XnnModel
-from dimorder.verification.verify import Run
+from dimorder.verification.network_calls import Run
 from dimorder.verification.verify_integers import require_meant, require_near
 
 aten = torch.ops.aten
