@@ -52,6 +52,7 @@ RESIZES: dict[str, tuple[int, tuple[int, int] | None, dict[str, Any]]] = {
     "nearest": (2, None, {"scale_factor": 2.0, "mode": "nearest"}),
     "nearest to a size": (2, (5, 4), {"mode": "nearest"}),
     "nearest, exact": (2, (3, 4), {"mode": "nearest-exact"}),
+    "nearest, exact, by a factor": (2, None, {"scale_factor": 3.0, "mode": "nearest-exact"}),
     "bilinear": (2, None, {"scale_factor": 2.0, "mode": "bilinear"}),
     "bilinear to a size": (2, (3, 4), {"mode": "bilinear"}),
     "bilinear, aligned": (2, None, {"scale_factor": 3.0, "mode": "bilinear", "align_corners": True}),
@@ -81,6 +82,19 @@ def test_a_resize_to_symbols_is_products_inside_the_delegate(name: str, shape: s
     lowered = lower(module, shape, target="xnnpack")
     assert lowered.artifact.delegates == 1
     assert lowered.artifact.outside.keys() <= OF_SIZES
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    slow_but((name for name in RESIZES if "linear" not in name), ["nearest, exact", "bicubic to a size"]),
+)
+def test_resizes_to_symbols_that_litert_lacks_are_products(name: str) -> None:
+    pytest.importorskip("ai_edge_litert")
+    module, shape = Resized(*RESIZES[name]).eval(), SHAPES[RESIZES[name][0]][-1]
+    lowered = lower(module, shape, target="litert")
+    assert not {"RESIZE_NEAREST_NEIGHBOR", "GATHER_ND", "GATHER"} & lowered.artifact.outside.keys()
     for sizes in PICTURES:
         assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-5
 

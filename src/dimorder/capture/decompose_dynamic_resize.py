@@ -14,6 +14,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,22 +23,42 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import ToFloat
 
 from dimorder.capture.functionalize import write_apart
+from dimorder.capture.infinite_values import infinite_values
 from dimorder.graph.tracing import FLOATS, at_most, quotient
-from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
 
 
-def decompose_dynamic_resize(exported: ExportedProgram, taken: Collection[int] = ()) -> ExportedProgram:
+@dataclass(frozen=True)
+class ResizeLimits:
+    """What a target resizes to fixed sizes alone.
+
+    Attributes:
+        resizes: The resizes that need fixed sizes.
+        repeats: The dynamic sizes that a nearest resize by whole factors may have. It only repeats elements.
+        last_steps: Whether the end of a slice needs a fixed size.
+    """
+
+    resizes: Collection[Any]
+    repeats: int = 1
+    last_steps: bool = True
+
+
+def decompose_dynamic_resize(
+    exported: ExportedProgram, limits: ResizeLimits | None = None, taken: Collection[int] = ()
+) -> ExportedProgram:
     """Write resizes to dynamic sizes, and steps from the end of a dynamic size, in other operators.
 
     A matmul spreads infinities as NaN, so operators that may read infinities stay. No new fixed size equals
     one of `taken`, the values of dynamic sizes at which the program is planned.
+
+    Args:
+        exported: the program with dynamic sizes.
+        limits: what the target resizes itself; by default it is given fixed sizes alone.
+        taken: the sizes that no new size may equal.
 
     >>> class Twice(torch.nn.Module):
     ...     def forward(self, x):
@@ -51,14 +73,19 @@ def decompose_dynamic_resize(exported: ExportedProgram, taken: Collection[int] =
     nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in nodes):
         return exported  # torch cannot trace a float that becomes a size again
-    infinite, touched = _infinite(exported)
+    infinite, touched = infinite_values(exported)
     several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
+    limits = limits or ResizeLimits(RESIZES)
+    asks = {target: _asks(target, limits) for target in limits.resizes}
     ways = (
         (
-            {target: _where(*way) for target, way in _RESIZES.items()},
-            [n for n in nodes if n.target in _RESIZES and _RESIZES[n.target][0](*_read(n))],
+            {target: _where(ask, _RESIZES[target][1]) for target, ask in asks.items()},
+            [n for n in nodes if n.target in asks and asks[n.target](*_read(n))],
         ),
-        (_steps(several), [n for n in nodes if n.target in _STEPS and _is_of_end(*_read(n))]),
+        (
+            _steps(several),
+            [n for n in nodes if limits.last_steps and n.target in _STEPS and _is_of_end(*_read(n))],
+        ),
     )
     table: dict[Any, Any] = {}
     for rewritten, found in ways:
@@ -83,85 +110,6 @@ def _read(node: Node) -> tuple[Any, ...]:
 
 def _has_symbols(sizes: Sequence[Any]) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
-
-
-# -- infinities
-
-
-# Operators with finite results, whichever of their operands' elements are infinite. But infinities alone give
-# NaN.
-_BOUNDED = (
-    *(aten.softmax.int, aten.scaled_dot_product_attention.default),
-    *(aten.sigmoid.default, aten.tanh.default),
-)
-# Operators that are infinite if an argument is 0, and which argument: the first or the second.
-_POLES: Mapping[Any, int] = MappingProxyType(
-    {
-        **dict.fromkeys((aten.log.default, aten.log2.default, aten.log10.default), 0),
-        **dict.fromkeys((aten.rsqrt.default, aten.reciprocal.default), 0),
-        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor), 0),
-        aten.div.Tensor: 1,
-    }
-)
-_AS_FIRST = (aten.sqrt.default, aten.sum.dim_IntList, aten.mean.dim)  # above 0 if their first argument is
-_BOUNDS = (aten.add.Tensor, aten.add.Scalar, aten.clamp.default, aten.clamp_min.default)
-_HUGE = torch.finfo(torch.float32).max / 2  # two such numbers add up to infinity
-
-
-def _infinite(exported: ExportedProgram) -> tuple[set[Node], set[Node]]:
-    """Return the values that may be infinite, and these together with all values computed from them.
-
-    Only infinities that the network itself creates count, as those of masks and logarithms.
-    """
-    signature = exported.graph_signature
-    names = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
-    # Tensors of tensors, as of torchao's integers, are finite.
-    state = {
-        name: value
-        for name, value in {**exported.state_dict, **exported.constants}.items()
-        if not is_traceable_wrapper_subclass(value)
-    }
-    held = {node: state.get(names.get(node.name, "")) for node in exported.graph.nodes}
-    infinite, touched = set[Node](), set[Node]()
-    for node in exported.graph.nodes:
-        given, put = pytree.tree_leaves(node.meta.get("val")), (held[node], node.args, node.kwargs)
-        if not any(isinstance(value, Tensor) and value.is_floating_point() for value in given):
-            continue
-        source = any(map(_is_huge, pytree.tree_leaves(put))) or _may_be_pole(node, held)
-        if source or touched.intersection(node.all_input_nodes):
-            touched.add(node)
-        if (source or infinite.intersection(node.all_input_nodes)) and node.target not in _BOUNDED:
-            infinite.add(node)
-    return infinite, touched
-
-
-def _may_be_pole(node: Node, held: Mapping[Node, Any]) -> bool:
-    read: Any = node.args
-    if node.target not in _POLES or (node.target is aten.pow.Tensor_Scalar and read[1] >= 0):
-        return False
-    return not _is_above_zero(read[_POLES[node.target]], held)
-
-
-def _is_huge(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return bool(value.is_floating_point() and (value.abs() >= _HUGE).any())
-    return isinstance(value, float) and abs(value) >= _HUGE
-
-
-def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
-    """Return whether a value is known not to be zero."""
-    if not isinstance(value, Node):
-        return bool(value)
-    if isinstance(held[value], Tensor):
-        return bool(held[value].all())
-    if value.target in _AS_FIRST or elements_of(value.target).moves:
-        return all(_is_above_zero(each, held) for each in moved_operands(value))
-    bounds = [each for each in value.args[1:2] if isinstance(each, (int, float))]
-    return value.target is aten.exp.default or (value.target in _BOUNDS and any(b > 0 for b in bounds))
 
 
 # -- resizes
@@ -189,11 +137,26 @@ def _is_rounded(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and size.node.expr.has(ToFloat)
 
 
-def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
-    """Return whether a nearest resize becomes matmuls; a target itself repeats places of one dynamic size."""
-    repeats = all(times.is_Integer for times in map(quotient, _new(x, size, factors), x.shape[2:]))
+def _asks(target: Any, limits: ResizeLimits) -> Callable[..., bool]:
+    """Return what says whether a resize becomes other operators."""
+    asks = _RESIZES[target][0]
+    return partial(asks, limits.repeats) if asks is _asks_nearest else asks
+
+
+def _asks_nearest(most: int, x: Tensor, size: Any, factors: Any) -> bool:
+    """Return whether a nearest resize becomes matmuls; a target itself repeats along `most` dynamic sizes."""
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
-    return _by_matmul(x, size, factors, own=repeats and symbols <= 1)
+    return _by_matmul(x, size, factors, own=_repeats(x, size, factors) and symbols <= most)
+
+
+def _asks_exact(x: Tensor, size: Any, factors: Any) -> bool:
+    """Return whether an exact resize becomes a nearest one, or matmuls."""
+    return _by_matmul(x, size, factors, own=False)
+
+
+def _repeats(x: Tensor, size: Any, factors: Any) -> bool:
+    """Return whether a nearest resize repeats each element as often."""
+    return all(times.is_Integer for times in map(quotient, _new(x, size, factors), x.shape[2:]))
 
 
 def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
@@ -255,7 +218,7 @@ def _cubic_weights(places: Tensor, old: Any, rank: int) -> Tensor:
 
 def _cubic(distance: Tensor, is_near: bool) -> Tensor:
     """Return the weight at a distance of at most 1, or of 1 to 2."""
-    a = _CUBIC
+    a = _COEFFICIENT
     if is_near:
         return ((a + 2) * distance - (a + 3)) * distance * distance + 1
     return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
@@ -297,6 +260,8 @@ def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
 
 
 def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
+    if _repeats(x, size, factors):
+        return NEAREST[x.dim() - 3](x, size, factors)
     return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor(), _weights)
 
 
@@ -361,10 +326,11 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 
 _STEPS = (aten.slice.Tensor, aten.select.int)
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
-_CUBIC = -0.75  # torch's coefficient
+CUBIC = aten.upsample_bicubic2d.vec
+_COEFFICIENT = -0.75  # of torch's bicubic resize
 _LARGEST = 1 << 20  # the most elements of a matrix
-_NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
-_NEAREST_EXACT = (
+NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
+NEAREST_EXACT = (
     aten._upsample_nearest_exact1d.vec,
     aten._upsample_nearest_exact2d.vec,
     aten._upsample_nearest_exact3d.vec,
@@ -373,10 +339,11 @@ _LINEAR = (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsamp
 # For each resize: which of its calls are written in other operators, and how.
 _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = MappingProxyType(
     {
-        **dict.fromkeys(_NEAREST, (_asks_nearest, _nearest)),
-        **dict.fromkeys(_NEAREST_EXACT, (_asks_nearest, _nearest_exact)),
+        **dict.fromkeys(NEAREST, (_asks_nearest, _nearest)),
+        **dict.fromkeys(NEAREST_EXACT, (_asks_exact, _nearest_exact)),
         **dict.fromkeys(_LINEAR, (_asks_linear, _interpolated(_weights))),
-        aten.upsample_bicubic2d.vec: (_asks_cubic, _interpolated(_cubic_weights)),
+        CUBIC: (_asks_cubic, _interpolated(_cubic_weights)),
         aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
     }
 )
+RESIZES = frozenset(_RESIZES)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dimorder.capture.decompose_dynamic_resize import ResizeLimits
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSizeError, dynamic_calls, is_dynamic
 from dimorder.layout.costs import Costs
@@ -46,8 +47,8 @@ class Capabilities:
         split_channels: The fewest channels per slice for which a linear whose result is only sliced is
             split into one linear per slice. None means that a slice takes no time.
         heads: The attention heads for which a matmul per head is as fast as one matmul of all channels.
-        fixed_resizes: Whether a resize needs constant sizes. A resize to dynamic sizes is then better written
-            as matmuls.
+        fixed_resizes: The resizes that need constant sizes. A resize to dynamic sizes is then written as
+            matmuls. None means that the target resizes to any sizes.
         in_parts: Functions in plain torch, by the operators that the target lacks, which are written so. Many
             are in `ops.parts`.
         in_float32: Wider types that the target computes in float32. Verification shows whether that is
@@ -64,7 +65,7 @@ class Capabilities:
     own_implementations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
     split_channels: int | None = None
     heads: HeadLimits | None = None
-    fixed_resizes: bool = False
+    fixed_resizes: ResizeLimits | None = None
     in_parts: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     in_float32: frozenset[torch.dtype] = frozenset()
     in_pairs: bool = False

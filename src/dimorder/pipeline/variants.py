@@ -166,8 +166,10 @@ def _capture_specializations(
     target: Target,
     progress: Progress,
 ) -> list[Captured]:
-    if target.capabilities.fixed_resizes:
-        sizes = sizes.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
+    limits = target.capabilities.fixed_resizes
+    if limits is not None:
+        taken = frozenset[int]().union(*varying)
+        sizes = sizes.rewritten(partial(decompose_dynamic_resize, limits=limits, taken=taken))
     sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
     sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool)
     require_slice_lengths(sizes)

@@ -10,6 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph
 
+from dimorder.capture.decompose_dynamic_resize import CUBIC, NEAREST, NEAREST_EXACT, ResizeLimits
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.dynamic_sizes import FIX
@@ -174,6 +175,10 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         in_parts={name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
         in_float32=frozenset({torch.float64}),
         in_pairs=True,
+        # LiteRT resizes linearly, and repeats elements, to any sizes.
+        fixed_resizes=ResizeLimits(
+            frozenset((*NEAREST, *NEAREST_EXACT, CUBIC)), repeats=MAX_RANK, last_steps=False
+        ),
     )
     return Target(
         "litert",

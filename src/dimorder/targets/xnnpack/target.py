@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from dimorder.capture.decompose_dynamic_resize import RESIZES, ResizeLimits
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
 from dimorder.errors import installed
@@ -125,7 +126,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         own_implementations=_OWN,
         split_channels=by_xnnpack.SPLIT_CHANNELS,
         heads=by_xnnpack.HEADS,
-        fixed_resizes=True,
+        fixed_resizes=ResizeLimits(RESIZES),
         at_all_sizes=partial(_at_all_sizes, operators),
         in_parts=IN_PARTS,
         in_pairs=True,
