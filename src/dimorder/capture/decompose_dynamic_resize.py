@@ -33,8 +33,8 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
+class ResizeLimits:
     """The resizes that a target computes to fixed sizes alone.
-    """What a target resizes to fixed sizes alone.
 
     Attributes:
         resizes: The resizes that need fixed sizes.
