@@ -97,7 +97,7 @@ class Formula:
     offset: int
     divisor: int = 1
 
-    def __call__(self, sizes: Sequence[Any]) -> Any:
+    def __call__(self, sizes: Sequence[Any] | Mapping[int, Any]) -> Any:
         total: Any = functools.reduce(operator.mul, (sizes[place] for place in self.of)) if self.of else 1
         total = total if self.factor == 1 else total * self.factor
         total = total + self.offset if self.offset else total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -19,7 +19,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from dimorder.capture.export import holds
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
-from dimorder.sizes.affine import fit_formula
+from dimorder.sizes.affine import Formula, fit_formula
 
 _MOST_PARTS = 2**10  # of a fraction of a size: with more, a float is rounded
 
@@ -114,6 +114,35 @@ class SizeTable:
             return sympy_interp(PythonReferenceAnalysis, values, expression)
 
         return compute
+
+    def fit(self, values: Sequence[int], others: Sequence[Sequence[int]]) -> Formula | None:
+        """Return how a size is computed from other sizes, as `fit_formula` does.
+
+        A formula that holds at the points alone is not returned, if the table knows what the size is.
+        """
+        size = self.known.get(tuple(values))
+        if size is None:
+            return fit_formula(values, others)
+        known = {
+            place: self.known[tuple(each)] for place, each in enumerate(others) if tuple(each) in self.known
+        }
+        symbols = size.node.expr.free_symbols
+        places = [place for place, each in known.items() if each.node.expr.free_symbols <= symbols]
+        formula = fit_formula(values, [others[place] for place in places])
+        if formula is None:
+            return None
+        formula = replace(formula, of=tuple(places[place] for place in formula.of))
+        other = formula(known)
+        return formula if isinstance(other, SymInt) and self._are_equal(size, other) else None
+
+    def _are_equal(self, size: SymInt, other: SymInt) -> bool:
+        """Return whether two sizes are equal at the ends and in the middles of the ranges."""
+        expressions = size.node.expr, other.node.expr
+        symbols = sorted(set().union(*(each.free_symbols for each in expressions)), key=str)
+        ends = ((self.ranges[symbol].lower, self.ranges[symbol].upper) for symbol in symbols)
+        known = [sorted({low, low + 1, (low + high) // 2, high - 1, high}) for low, high in ends]
+        places = (dict(zip(symbols, place, strict=True)) for place in itertools.product(*known))
+        return all(len({each.xreplace(place) for each in expressions}) == 1 for place in places)
 
     def tensor(self, like: Tensor, shape: Sequence[int]) -> Tensor | None:
         """Return a tensor without data of a shape with dynamic sizes, or None if one is not known.

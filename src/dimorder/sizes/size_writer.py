@@ -13,7 +13,6 @@ from torch.fx.proxy import GraphAppendingTracer
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX, DynamicSize
 from dimorder.graph.nodes import operator_at
-from dimorder.sizes.affine import fit_formula
 from dimorder.sizes.size_table import SizeTable
 
 aten = torch.ops.aten
@@ -68,7 +67,7 @@ class SizeWriter:
         the call, for errors.
         """
         near = self._near(operands)
-        found = fit_formula(number.values, [dim.values for dim in near])
+        found = self.table.fit(number.values, [dim.values for dim in near])
         if found is not None:
             return self._computed(found, near)
         for dim in (dim for dims in reversed(self.dims.values()) for dim in dims):

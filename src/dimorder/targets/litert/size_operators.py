@@ -120,7 +120,8 @@ class SizeOperators:
     def _formula(self, values: tuple[int, ...]) -> tuple[Callable[[Any], Any], list[tuple[int, ...]]]:
         """Return how a number is computed from sizes, and these: without a division if possible."""
         known = (self._inputs, list(self._sources))
-        found = [(formula, each) for each in known if (formula := fit_formula(values, each)) is not None]
+        fit = fit_formula if self.table is None else self.table.fit
+        found = [(formula, each) for each in known if (formula := fit(values, each)) is not None]
         whole = [each for each in found if each[0].divisor == 1]
         if whole:
             return whole[0]

@@ -1,0 +1,33 @@
+"""Sizes are looked up by their values at several points, where one size may pass for another by chance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from dimorder.sizes.affine import Formula
+from dimorder.sizes.export_symbolic import export_symbolic
+
+POINTS = [{"N": 3, "H": 23}, {"N": 4, "H": 29}, {"N": 2, "H": 14}]
+BATCHES, HEIGHTS, QUARTERS, DOUBLED = (3, 4, 2), (23, 29, 14), (5, 7, 3), (10, 14, 6)
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        quarter = nn.functional.max_pool2d(nn.functional.max_pool2d(x, 2), 2)
+        return nn.functional.interpolate(quarter, scale_factor=2)
+
+
+def test_a_formula_that_holds_at_the_points_alone_is_none_of_the_size() -> None:
+    dims = ({0: Dim("N", min=1, max=4), 2: Dim("H", min=9, max=40)},)
+    program = export_symbolic(Halves(), (torch.randn(3, 2, 23, 16),), None, dims)
+    assert program is not None
+    table = program.table(POINTS)
+    assert table.fit(QUARTERS, [BATCHES, HEIGHTS]) is None  # it is not 2 * N - 1
+    assert table.fit(DOUBLED, [BATCHES, HEIGHTS]) is None
+    assert table.fit(DOUBLED, [BATCHES, QUARTERS]) == Formula(2, (1,), 0)
+    compute = table.formula(DOUBLED, [BATCHES, HEIGHTS])
+    assert compute is not None and compute([1, 9]) == 4
+    # The table does not know this one.
+    assert table.fit((9, 12, 6), [BATCHES, HEIGHTS]) == Formula(3, (0,), 0)
