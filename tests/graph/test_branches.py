@@ -105,7 +105,7 @@ def test_a_file_takes_the_branch_that_data_choose(target: str, shift: float, tmp
                 check(run, net, *given(other, seed))
 
 
-@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
 def test_what_one_chose_outlives_another(target: str) -> None:
     lowered = dimorder.lower(Outliving(), given(1.0), target=target)
     for seed in range(4):

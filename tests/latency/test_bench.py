@@ -153,6 +153,7 @@ def test_a_litert_target_is_timed():
     assert row.error is None and len(row.ms) == 5 and row.kernels is None
 
 
+@pytest.mark.slow
 def test_torch_has_as_many_threads_afterwards_as_before():
     threads = torch.get_num_threads()
     found = bench.measure(*network(), targets=("torch",), against=(), rounds=5, threads=threads + 1)

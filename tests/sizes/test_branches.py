@@ -188,7 +188,7 @@ def test_state_may_choose(target: str, tmp_path: Path) -> None:
         assert max(errors(program, net, example((count, 3), seed))) < 1e-5
 
 
-@pytest.mark.parametrize("dims", slow_but([None, {0: N}], [{0: N}]), ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("dims", slow_but([None, {0: N}], [None]), ids=["fixed", "dynamic"])
 def test_a_branch_between_integers_runs_in_floats(dims: dict[int, Any] | None) -> None:
     pytest.importorskip("executorch")
     pytest.importorskip("torchao")

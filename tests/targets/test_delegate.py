@@ -24,6 +24,7 @@ PLAIN = torch.empty(6, 4)
 NHWC = empty(torch.empty(6, 4, 3, 7), channels_last=True)
 
 
+@pytest.mark.slow
 def test_delegates_and_their_weights_are_freed_with_the_lowered_network() -> None:
     before = _delegates()
     for _ in range(3):

@@ -24,7 +24,6 @@ QUICK = [
     ("squeezenet_two_quantizers", "xnnpack"),
     ("squeezenet_uint8", "tosa"),
     ("hifigan_int8", "litert"),
-    ("mixture_of_experts", "tosa"),
     *(("llama_cached", target) for target in ("xnnpack", "tosa")),
     *(("early_exit", target) for target in ("litert", "tosa")),
 ]

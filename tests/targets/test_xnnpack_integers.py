@@ -192,7 +192,7 @@ def test_parts_of_other_scales_are_moved_and_joined_in_int8(kinds: Counter[str])
     assert (lowered.plan.float_islands, kinds["Convert"]) == ((), 2)
 
 
-@pytest.mark.parametrize(("order", "conversions"), [("NCHW", 1), ("NHWC", 0)])
+@pytest.mark.parametrize(("order", "conversions"), slow_but([("NCHW", 1), ("NHWC", 0)], [("NCHW", 1)]))
 def test_a_network_is_one_delegate_of_int8(order: str, conversions: int, kinds: Counter[str]) -> None:
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
     lowered = dimorder.lower(by_xnnpack(Net(), x), (x,), target="xnnpack", input_orders=order)
@@ -204,6 +204,7 @@ def test_a_network_is_one_delegate_of_int8(order: str, conversions: int, kinds: 
         assert told["cost"] == x.numel()  # int8: a byte for each element
 
 
+@pytest.mark.slow
 def test_a_network_that_was_made_channels_last_is_one_too(kinds: Counter[str]) -> None:
     """ExecuTorch 1.5.1 fails while it lowers such a one."""
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))

@@ -28,6 +28,7 @@ CASES: dict[str, Case] = {
 }
 for name in test_xnnpack_ops.INTEGERS:
     del CASES[name]
+SLOW = {f"in parts: {name}" for name in ("a sampled grid", "histograms", "gamma functions")}
 CASES["a quantized value"] = (lambda x: quantised(x, 0.0247, 5), (X,), ())
 
 
@@ -59,7 +60,7 @@ def test_a_physical_call_that_litert_lacks(name: str) -> None:
         compare(Net(function, constants), inputs)
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, CASES.keys() - parts_cases.MATRICES))
+@pytest.mark.parametrize("name", slow_but(CASES, CASES.keys() - parts_cases.MATRICES - SLOW))
 def test_operator(name: str) -> None:
     """Test that an operator is one delegate, if no operator of LiteRT's own stands between."""
     artifact = lowered(name).artifact
