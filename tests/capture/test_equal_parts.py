@@ -1,15 +1,69 @@
-"""Equal parts of a dynamic size are views: each part is that of `chunk` or `split`, along any dimension."""
+"""Test that a dynamic size is divided into equal parts, where torch's own division fixes the size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+import dimorder
 from dimorder.capture.equal_parts import EqualParts
+from dimorder.errors import UnsupportedError
+from dimorder.verification.relative_error import relative_error
+
+N, H = Dim("N", min=1, max=4), Dim("H", min=3, max=9)
+
+
+class Guided(nn.Module):
+    """Computes two batches as one, as diffusion does with and without guidance, and optical flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        both = self.conv(torch.cat([x, y])).sigmoid()
+        with_guidance, without = both.chunk(2)
+        first, second = both.split(both.shape[0] // 2)
+        left, right = torch.split(torch.cat([first, second], 2), first.shape[2], dim=2)
+        return without + 7.5 * (with_guidance - without), left * right, *(2 * x).chunk(3, 1)
+
+
+@pytest.mark.parametrize("dims", [{0: N}, {0: N, 2: H}], ids=["batch", "batch and height"])
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_two_batches_that_are_computed_as_one_have_any_size(target: str, dims: dict[int, Any]) -> None:
+    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    net = Guided().eval()
+    example = torch.randn(2, 2, 3, 6, 7)
+    lowered = dimorder.lower(net, tuple(example), dynamic_shapes=(dims, dims), target=target)
+    if target == "xnnpack" and 2 not in dims:
+        assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for size, height in ((1, 3), (3, 9), (4, 5)):
+        given = torch.randn(2, size, 3, height if 2 in dims else 6, 7)
+        with torch.no_grad():
+            wanted = net(*given)
+        for pair in zip(lowered(*given), wanted, strict=True):
+            assert relative_error(*pair) <= 1e-5
+
+
+def test_parts_that_are_not_equal_at_every_size_are_refused_with_the_sizes_that_are() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = x.chunk(2)
+            return first - second
+
+    with pytest.raises(UnsupportedError) as refused:
+        dimorder.lower(Halves(), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("N", min=2, max=8)},))
+    assert "N = 2*_N" in str(refused.value)
+    dims = ({0: 2 * Dim("B", min=1, max=4)},)
+    lowered = dimorder.lower(Halves(), (torch.ones(4, 3),), dynamic_shapes=dims)
+    x = torch.randn(8, 3)
+    assert torch.equal(lowered(x), x[:4] - x[4:])
 
 
 class Parts(nn.Module):
