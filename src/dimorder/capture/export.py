@@ -18,7 +18,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.equal_parts import EqualParts
+from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.errors import UnsupportedError, UsageError
@@ -86,7 +86,7 @@ def _exported(
 ) -> ExportedProgram:
     if dynamic_shapes is not None:
         _forget_conds()
-    parts = nullcontext() if dynamic_shapes is None else EqualParts()
+    parts = nullcontext() if dynamic_shapes is None else KeepDynamic()
     with torch.no_grad(), eval_mode(model), unchanged(model), parts:
         return torch.export.export(
             model,

@@ -1,4 +1,4 @@
-"""Test that a dynamic size is divided into equal parts, where torch's own division fixes the size."""
+"""Sizes stay dynamic where torch.export fixes them: those of equal parts, and of evenly spaced numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import dimorder
-from dimorder.capture.equal_parts import EqualParts
+from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.errors import UnsupportedError
 from dimorder.verification.relative_error import relative_error
 
@@ -82,7 +82,7 @@ def test_parts_along_a_dimension_are_torchs(dim: int, parts: int) -> None:
     other = ({dim % 3: width},)
     shape = [2, 5, 7]
     shape[dim] = 12
-    with EqualParts():
+    with KeepDynamic():
         program = torch.export.export(network, (torch.randn(shape),), dynamic_shapes=other)
     for size in (6, 12, 24):
         shape[dim] = size
@@ -94,7 +94,7 @@ def test_parts_along_a_dimension_are_torchs(dim: int, parts: int) -> None:
 def test_parts_of_half_a_size_are_torchs() -> None:
     network = Parts(lambda x: x.split(x.shape[-1] // 2, -1))
     sizes = ({1: 2 * Dim("W", min=1, max=9)},)
-    with EqualParts():
+    with KeepDynamic():
         program = torch.export.export(network, (torch.randn(3, 8),), dynamic_shapes=sizes)
     x = torch.randn(3, 14)
     for got, wanted in zip(program.module()(x), network(x), strict=True):
@@ -102,5 +102,37 @@ def test_parts_of_half_a_size_are_torchs() -> None:
 
 
 def test_a_number_has_no_parts() -> None:
-    with EqualParts(), pytest.raises(RuntimeError, match="dimension"):
+    with KeepDynamic(), pytest.raises(RuntimeError, match="dimension"):
         torch.tensor(1.0).chunk(2)
+
+
+class Coordinates(nn.Module):
+    """Reads each element's place beside it, as CoordConv does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(5, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, height, width = x.shape
+        rows, columns = torch.linspace(-1, 1, height), torch.linspace(0, 3.5, steps=width)
+        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(batch, 2, height, width)
+        y: Tensor = self.conv(torch.cat([x, places], 1))
+        return y
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_evenly_spaced_numbers_have_a_dynamic_count(target: str) -> None:
+    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    net, dims = Coordinates().eval(), {2: Dim("H", min=3, max=9), 3: Dim("W", min=4, max=17)}
+    lowered = dimorder.lower(net, (torch.randn(2, 3, 6, 7),), dynamic_shapes=(dims,), target=target)
+    for height, width in ((3, 4), (9, 17), (8, 5)):
+        x = torch.randn(2, 3, height, width)
+        with torch.no_grad():
+            assert relative_error(lowered(x), net(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("options", [{"steps": 5}, {"steps": 7, "dtype": torch.float64}])
+def test_a_fixed_count_is_left_to_torch(options: dict[str, Any]) -> None:
+    with KeepDynamic():
+        assert torch.equal(torch.linspace(0, 1, **options), torch.linspace(0, 1, **options))

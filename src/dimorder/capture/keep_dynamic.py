@@ -1,8 +1,10 @@
-"""Divide a dynamic size into equal parts by a view, as a network is exported.
+"""Keep sizes dynamic as a network is exported, where torch.export would fix them.
 
-torch 2.13 divides by rounding: `chunk(2)` of 2·N elements takes parts of N, of which (3·N - 1) // N are
-needed. It cannot prove that these are 2 for every N, and fixes N. A network that stacks two batches, or that
-computes with and without guidance at once, would have one size of its batch.
+1. Equal parts of a dynamic size are a view. torch 2.13 divides by rounding: `chunk(2)` of 2·N elements takes
+   parts of N, of which (3·N - 1) // N are needed. It cannot prove that these are 2 for every N, and fixes N.
+   A network that stacks two batches, or that computes with and without guidance at once, would have one size
+   of its batch.
+2. The places of `torch.linspace` are those of `arange`, of which torch.export keeps the number dynamic.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
+from dimorder.graph.tracing import at_least
 
-class EqualParts(TorchFunctionMode):
-    """Write `chunk` and `split` of a dynamic size as a view, if the parts are equal.
+
+class KeepDynamic(TorchFunctionMode):
+    """Write `chunk`, `split` and `linspace` of dynamic sizes in functions that keep them dynamic.
 
     >>> class Both(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.cat([x, -x]).relu().chunk(2)
     >>> sizes = ({0: torch.export.Dim("N", min=1, max=4)},)
-    >>> with EqualParts():
+    >>> with KeepDynamic():
     ...     program = torch.export.export(Both(), (torch.ones(2, 3),), dynamic_shapes=sizes)
     >>> targets = [str(node.target) for node in program.graph.nodes]
     >>> "aten.unbind.int" in targets, "aten.chunk.default" in targets
@@ -42,7 +46,19 @@ class EqualParts(TorchFunctionMode):
             dim %= max(x.dim(), 1)
             if x.dim() and _is_known(x.shape[dim]) and count and x.shape[dim] % count == 0:
                 return x.unflatten(dim, (count, x.shape[dim] // count)).unbind(dim)
-        return function(*args, **kwargs)
+        line = _line(*args, **kwargs) if function is torch.linspace else None
+        return function(*args, **kwargs) if line is None else line
+
+
+def _line(
+    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> Tensor | None:
+    """Return what `torch.linspace` does, if the number of its places is dynamic and at least two."""
+    dtype = dtype or torch.get_default_dtype()
+    if not (_is_known(steps) and at_least(steps) >= 2 and dtype.is_floating_point):
+        return None
+    places: Tensor = torch.arange(steps, dtype=dtype, **options) * (end - start)
+    return places / (steps - 1) + start
 
 
 def _is_known(size: int | SymInt) -> bool:
