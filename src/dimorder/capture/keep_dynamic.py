@@ -57,8 +57,9 @@ def _line(
     dtype = dtype or torch.get_default_dtype()
     if not (_is_known(steps) and at_least(steps) >= 2 and dtype.is_floating_point):
         return None
-    places: Tensor = torch.arange(steps, dtype=dtype, **options) * (end - start)
-    return places / (steps - 1) + start
+    places = torch.arange(steps, dtype=dtype, **options) * (end - start)
+    line: Tensor = places / (steps - 1) + start
+    return line
 
 
 def _is_known(size: int | SymInt) -> bool:
