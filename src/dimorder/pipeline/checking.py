@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NoReturn
 
 import torch
 from torch.export import ExportedProgram
@@ -35,7 +36,7 @@ from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.network_calls import CALLS, Run
-from dimorder.verification.selections import Selections
+from dimorder.verification.selections import Selections, selects
 from dimorder.verification.verify import CALLS_OF_ONE_SIZE, Trial, Verified
 from dimorder.verification.verify_integers import QuantizedTrial, trial_of, trial_of_calls
 
@@ -87,10 +88,10 @@ class Checks:
             for check in checks:
                 try:
                     errors.append(check.trial.compare_program(program, what + check.at, run, buffers))
-                except VerificationError:
+                except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None:
-                        raise
+                        _refuse(error, physical)
                     own = as_function(selections.program)
                     errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
         return max(errors)
@@ -142,10 +143,10 @@ class Checks:
                     for name, other in (emitted.other_runs if runs else {}).items():
                         ran = f"{what}, run by {name}"
                         errors.append(check.trial.compare_once(other, ran, physical=own))
-                except VerificationError:
+                except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None or run is None:
-                        raise
+                        _refuse(error, physical)
                     errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
         return max(errors)
 
@@ -245,6 +246,14 @@ class Checks:
         exported = force_exported(sizes.at(point), choices)
         program = replace(like, examples=sizes.inputs_at(point), exported=exported)
         return Trial(exported, program, contract)
+
+
+def _refuse(error: VerificationError, physical: PhysicalProgram) -> NoReturn:
+    """Raise the error of a program whose selections are not followed, and say so if it selects anything."""
+    if not selects(physical.program):
+        raise error
+    fix = "return the scores, or lower it for one size: nearly equal ones may change places; else report it"
+    raise type(error)(error.where, error.found, fix) from error
 
 
 def _compare_selected(

@@ -98,6 +98,12 @@ class Selections:
         return lambda module: _FollowingRun(numerics(module), dict(self.places), tolerance)
 
 
+def selects(program: ExportedProgram) -> bool:
+    """Return whether a program selects places by scores that are floats."""
+    calls = (node for node in program.graph.nodes if node.target in _PLACES)
+    return any(node.all_input_nodes[0].meta["val"].is_floating_point() for node in calls)
+
+
 def _selecting_call(buffer: BufferInfo) -> str | None:
     """Return the exported program's call that selects the places in a buffer, or None."""
     node, result = buffer.root, None
