@@ -207,6 +207,14 @@ def test_a_resize_that_executorch_computes_wrongly_at_some_sizes_is_refused(
     assert fix == "  fix: replace it in the module, or run that part in torch"
 
 
+def test_an_aligned_resize_is_of_any_batch_if_no_row_or_column_is_alone() -> None:
+    network = Resized(scale_factor=0.5, mode="bicubic", align_corners=True)
+    dims = ({0: Dim("N", min=1, max=5), 3: Dim("W", min=4, max=11)},)
+    lowered = dimorder.lower(network, (torch.randn(2, 3, 6, 9),), target="xnnpack", dynamic_shapes=dims)
+    for n, width in ((1, 4), (5, 11), (2, 7)):
+        assert max(errors(lowered, network, torch.randn(n, 3, 6, width))) <= 1e-5
+
+
 def test_a_resize_to_a_size_that_the_batch_may_have_is_in_the_delegate() -> None:
     network, dims = (
         Resized(size=(1, 2), mode="bilinear", antialias=True),

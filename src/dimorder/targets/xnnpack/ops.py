@@ -5,6 +5,7 @@ A row says when the operator is supported and which XNNPACK nodes compute it. No
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -113,10 +114,11 @@ def wrong_at_some_sizes(node: Node, shape: Sequence[int | torch.SymInt]) -> str 
 
     `shape` is that of the result, with torch's dynamic sizes.
     """
-    is_dynamic = any(isinstance(size, torch.SymInt) for size in shape)
-    if node.target is aten._upsample_bilinear2d_aa.vec and is_dynamic:
+    dynamic = [isinstance(size, torch.SymInt) for size in shape]
+    if node.target is aten._upsample_bilinear2d_aa.vec and any(dynamic):
         return "the portable kernel does not change the size of its result"
-    if node.target is aten.upsample_bicubic2d.vec and args_of(node)[2] and min(map(at_least, shape)) < 2:
+    may_be_1 = any(at_least(size) < 2 for size in itertools.compress(shape[2:], dynamic[2:]))
+    if node.target is aten.upsample_bicubic2d.vec and args_of(node)[2] and may_be_1:
         return "PyTorch decomposes it with a division by the new size less 1, and the size may be 1"
     return None
 
