@@ -12,6 +12,7 @@ from torch.export import Dim
 import dimorder
 from tests.marks import slow_but
 from tests.sizes.symbols import PICTURES, errors, lower, sized
+from tests.zoo.network import perturb
 
 SHAPE = "Nx3xHxW"
 TARGETS = ("torch", "xnnpack", "litert")
@@ -140,3 +141,27 @@ def test_images_are_reduced_at_all_sizes(network: type[nn.Module], target: str) 
     if network is Pooled:
         assert lowered.artifact.delegates == (target != "torch")
         assert lowered.plan.cost[1] == 2  # conversions: into NHWC and back
+
+
+class Normed(nn.Module):
+    """Two convolutions, each with a group norm of four groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1)
+        self.norms = nn.ModuleList([nn.GroupNorm(4, 8), nn.GroupNorm(4, 12)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
+        return y
+
+
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
+def test_channels_are_normed_in_groups_at_all_sizes_in_one_delegate(target: str) -> None:
+    module = perturb(Normed().eval())
+    dims = ({0: Dim("N", min=1, max=4), 2: Dim("H", min=8, max=40), 3: Dim("W", min=9, max=37)},)
+    lowered = dimorder.lower(module, (torch.randn(2, 3, 16, 20),), dynamic_shapes=dims, target=target)
+    assert lowered.artifact.delegates == (target != "torch") and not lowered.artifact.outside
+    for shape in ((1, 3, 8, 37), (4, 3, 40, 9), (3, 3, 17, 22)):
+        x = torch.randn(shape)
+        assert max(errors(lowered, module, x)) <= 1e-5, shape

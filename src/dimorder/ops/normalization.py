@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,26 +91,40 @@ def _first_of_batch_norm(n: Tracer, x: Value, *given: Value) -> Value:
     return _batch_norm(n, x, *constants, momentum, eps)[0]
 
 
-def _normalized(call: Callable[..., Any], x: Any, dims: Sequence[int], eps: float) -> tuple[Any, Any]:
+def _normalized(call: Callable[..., Any], x: Any, mean: Callable[[Any], Any], eps: float) -> tuple[Any, Any]:
     """Write x less its mean, and 1 over its deviation, by the `call` of a tracer or of a physical program."""
-    centred = call(aten.sub.Tensor, x, call(aten.mean.dim, x, dims, True))
-    variance = call(aten.mean.dim, call(aten.mul.Tensor, centred, centred), dims, True)
+    centred = call(aten.sub.Tensor, x, mean(x))
+    variance = mean(call(aten.mul.Tensor, centred, centred))
     return centred, call(aten.rsqrt.default, call(aten.add.Tensor, variance, eps))
 
 
 def _group_norm(
     n: Tracer, x: Value, groups: int, weight: Value = None, bias: Value = None, eps: float = 1e-5, *_: Value
 ) -> Value:
-    """Write a group norm in simpler operators: its groups are pieces of the channels."""
+    """Write a group norm in simpler operators, none of which divides the channels into groups.
+
+    A matrix averages the means of a group's channels. So the channels stay one dimension, and a reshape to
+    groups is not needed, which targets compute slowly, or outside if several of its sizes are dynamic.
+    """
     batch, channels, *rest = shape_of(x)
-    grouped = view(n, x, [batch, groups, channels // groups, *rest])
-    dims = list(range(2, len(shape_of(grouped))))
-    centred, scale = _normalized(n.emit, grouped, dims, eps)
+    space, ones = list(range(2, 2 + len(rest))), [1] * len(rest)
+    each = channels // groups
+    average = torch.kron(torch.eye(groups), torch.full((each, each), 1 / each)).to(dtype_of(x))
+
+    def mean(value: Value) -> Value:
+        if groups == 1:
+            return n.emit(aten.mean.dim, value, [1, *space], True)
+        means = n.emit(aten.mean.dim, value, space, True) if space else value
+        if each == 1:
+            return means
+        means = n.emit(aten.linear.default, view(n, means, [batch, channels]), average)
+        return view(n, means, [batch, channels, *ones])
+
+    centred, scale = _normalized(n.emit, x, mean, eps)
     if weight is not None:  # one factor per channel is cheaper than two per element
-        factors = view(n, weight, shape_of(grouped)[1:3] + (1,) * (len(dims) - 1))
-        scale = n.emit(aten.mul.Tensor, scale, factors)
-    y = view(n, n.emit(aten.mul.Tensor, centred, scale), shape_of(x))
-    return y if bias is None else n.emit(aten.add.Tensor, y, view(n, bias, [channels] + [1] * len(rest)))
+        scale = n.emit(aten.mul.Tensor, scale, view(n, weight, [channels, *ones]))
+    y = n.emit(aten.mul.Tensor, centred, scale)
+    return y if bias is None else n.emit(aten.add.Tensor, y, view(n, bias, [channels, *ones]))
 
 
 def _instance_norm(n: Tracer, x: Value, *given: Value) -> Value:
@@ -150,7 +164,8 @@ def _layer_norm_from_parts(c: Call) -> None:
     weight, bias, eps = _affine(c)
     groups, dims = c.apart("k")
     shape = [c.size(0, group) if d in dims else 1 for d, group in enumerate(groups)]
-    y = c.b.call(aten.mul.Tensor, *_normalized(c.b.call, c.take(0, groups), dims, eps))
+    x, mean = c.take(0, groups), lambda value: c.b.call(aten.mean.dim, value, dims, True)
+    y = c.b.call(aten.mul.Tensor, *_normalized(c.b.call, x, mean, eps))
     if weight is not None:
         y = c.b.call(aten.mul.Tensor, y, c.constant(weight.reshape(shape), 2))
     if bias is not None:
