@@ -103,8 +103,8 @@ def _group_norm(
 ) -> Value:
     """Write a group norm in simpler operators, none of which divides the channels into groups.
 
-    A matrix averages the means of a group's channels. So the channels stay one dimension, and a reshape to
-    groups is not needed, which targets compute slowly, or outside if several of its sizes are dynamic.
+    A matrix averages the means of a group's channels, which stay one dimension. A reshape to groups would be
+    slow, and outside of a delegate if several of its sizes are dynamic.
     """
     batch, channels, *rest = shape_of(x)
     space, ones = list(range(2, 2 + len(rest))), [1] * len(rest)
