@@ -118,7 +118,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "pool to a divisor": (lambda m, x: F.adaptive_avg_pool2d(x, (5, 1)), [X], counted(avg_pool2d=1)),
     "pool to the same": (lambda m, x: F.adaptive_avg_pool2d(x, (5, 7)).relu(), [X], counted(relu=1)),
     "group-norm": (
-        lambda m, x: m.g(x), [X], counted(reshape=4, mean=2, linear=2, sub=1, mul=3, add=2, rsqrt=1)
+        lambda m, x: m.g(x), [X], counted(reshape=4, mean=4, expand=2, sub=1, mul=3, add=2, rsqrt=1)
     ),
     "instance-norm": (
         lambda m, x: F.instance_norm(x), [X], counted(mean=2, sub=1, mul=2, add=1, rsqrt=1)

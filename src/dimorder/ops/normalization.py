@@ -103,22 +103,21 @@ def _group_norm(
 ) -> Value:
     """Write a group norm in simpler operators, none of which divides the channels into groups.
 
-    A matrix averages the means of a group's channels, which stay one dimension. A reshape to groups would be
-    slow, and outside of a delegate if several of its sizes are dynamic.
+    The means of channels are averaged over each group. A reshape of all elements to groups would be slow, and
+    outside of a delegate if several of its sizes are dynamic.
     """
     batch, channels, *rest = shape_of(x)
     space, ones = list(range(2, 2 + len(rest))), [1] * len(rest)
-    each = channels // groups
-    average = torch.kron(torch.eye(groups), torch.full((each, each), 1 / each)).to(dtype_of(x))
+    by_group = [batch, groups, channels // groups]
 
     def mean(value: Value) -> Value:
         if groups == 1:
             return n.emit(aten.mean.dim, value, [1, *space], True)
         means = n.emit(aten.mean.dim, value, space, True) if space else value
-        if each == 1:
+        if groups == channels:
             return means
-        means = n.emit(aten.linear.default, view(n, means, [batch, channels]), average)
-        return view(n, means, [batch, channels, *ones])
+        means = n.emit(aten.mean.dim, view(n, means, by_group), [2], True)
+        return view(n, n.write(aten.expand.default, means, by_group), [batch, channels, *ones])
 
     centred, scale = _normalized(n.emit, x, mean, eps)
     if weight is not None:  # one factor per channel is cheaper than two per element
