@@ -76,7 +76,7 @@ def decompose_dynamic_resize(
     infinite, touched = infinite_values(exported)
     several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
     limits = limits or ResizeLimits(RESIZES)
-    asks = {target: _asks(target, limits) for target in limits.resizes}
+    asks = {target: partial(_RESIZES[target][0], limits) for target in limits.resizes}
     ways = (
         (
             {target: _where(ask, _RESIZES[target][1]) for target, ask in asks.items()},
@@ -137,19 +137,13 @@ def _is_rounded(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and size.node.expr.has(ToFloat)
 
 
-def _asks(target: Any, limits: ResizeLimits) -> Callable[..., bool]:
-    """Return what says whether a resize becomes other operators."""
-    asks = _RESIZES[target][0]
-    return partial(asks, limits.repeats) if asks is _asks_nearest else asks
-
-
-def _asks_nearest(most: int, x: Tensor, size: Any, factors: Any) -> bool:
-    """Return whether a nearest resize becomes matmuls; a target itself repeats along `most` dynamic sizes."""
+def _asks_nearest(limits: ResizeLimits, x: Tensor, size: Any, factors: Any) -> bool:
+    """Return whether a nearest resize becomes matmuls: a target repeats along few dynamic sizes itself."""
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
-    return _by_matmul(x, size, factors, own=_repeats(x, size, factors) and symbols <= most)
+    return _by_matmul(x, size, factors, own=_repeats(x, size, factors) and symbols <= limits.repeats)
 
 
-def _asks_exact(x: Tensor, size: Any, factors: Any) -> bool:
+def _asks_exact(limits: ResizeLimits, x: Tensor, size: Any, factors: Any) -> bool:
     """Return whether an exact resize becomes a nearest one, or matmuls."""
     return _by_matmul(x, size, factors, own=False)
 
@@ -159,15 +153,15 @@ def _repeats(x: Tensor, size: Any, factors: Any) -> bool:
     return all(times.is_Integer for times in map(quotient, _new(x, size, factors), x.shape[2:]))
 
 
-def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
+def _asks_linear(limits: ResizeLimits, x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
     return _by_matmul(x, size, factors, own=not _has_symbols(_new(x, size, factors)))
 
 
-def _asks_cubic(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
+def _asks_cubic(limits: ResizeLimits, x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
     return _by_matmul(x, size, factors, own=False)
 
 
-def _asks_shuffle(x: Tensor, factor: int) -> bool:
+def _asks_shuffle(limits: ResizeLimits, x: Tensor, factor: int) -> bool:
     return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype in FLOATS
 
 
