@@ -153,7 +153,7 @@ def quantize(
     if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
     with installed(f"target {find(target).name}", chosen.install):
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
         from dimorder.quantization.clamps import BehindClamps
 
@@ -173,7 +173,8 @@ def quantize(
             if len(examples) < KEPT:
                 examples.append(call)
     progress("quantising")
-    module = convert_pt2e(prepared)
+    module = _converted(prepared)
+    _forget_networks()
     if not quantizes(module):
         found = f"nothing in it that recipe {recipe} quantises"
         raise UnsupportedError("the network", found, "lower it in float")
@@ -183,6 +184,39 @@ def quantize(
             correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
     wasted = tuple(wasted_levels(module.graph))
     return QuantizedNetwork(module, original, tuple(examples), wasted, dynamic_shapes)
+
+
+def _converted(prepared: GraphModule) -> GraphModule:
+    """Return the network with the observed scales.
+
+    If torchao saw a batch norm, it would look for those of quantised training, and export networks for 15 s.
+    """
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+    _retarget(prepared, torch.ops.aten.batch_norm.default, _batch_norm)
+    module: GraphModule = convert_pt2e(prepared)
+    _retarget(module, _batch_norm, torch.ops.aten.batch_norm.default)
+    return module
+
+
+def _batch_norm(*args: Any) -> Any:
+    return torch.ops.aten.batch_norm.default(*args)
+
+
+def _retarget(module: GraphModule, old: Any, new: Any) -> None:
+    """Let calls of a function call another one."""
+    for node in module.graph.find_nodes(op="call_function", target=old):
+        node.target = new
+    module.recompile()
+
+
+def _forget_networks() -> None:
+    """Clear what torch and torchao know of the devices of networks, which keeps these and their weights."""
+    from torch.ao.quantization.fx.utils import assert_and_get_unique_device
+    from torchao.utils import _assert_and_get_unique_device
+
+    assert_and_get_unique_device.cache_clear()
+    _assert_and_get_unique_device.cache_clear()
 
 
 def _export(

@@ -7,7 +7,7 @@ A question about a target imports only its info. The target itself is imported w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -64,6 +64,10 @@ def info(name: str) -> TargetInfo:
     declared = _entries().get(name)
     if declared is None:
         raise UsageError("target", f"no target {name!r}", _closest(name))
+    return _load(name, declared)
+
+
+def _load(name: str, declared: Sequence[EntryPoint]) -> TargetInfo:
     owners = [_owner(entry) for entry in declared]
     if len(declared) > 1:
         found, fix = f"declared by {' and by '.join(owners)}", f"uninstall or rename that of {owners[-1]}"
@@ -139,7 +143,7 @@ def infos() -> Iterator[tuple[str, TargetInfo]]:
 
     A broken info raises as in `info`, on its turn.
     """
-    return ((name, info(name)) for name in names())
+    return ((name, _load(name, declared)) for name, declared in _entries().items())
 
 
 def choices(kind: str) -> list[tuple[str, str, str]]:
@@ -153,9 +157,9 @@ def choices(kind: str) -> list[tuple[str, str, str]]:
     """
     found: dict[tuple[str, str], dict[str, None]] = {}
     known: dict[str, None] = {}
-    for name in names():
+    for name, declared in _entries().items():
         with suppress(UsageError):
-            about = info(name)
+            about = _load(name, declared)
             known[about.family or name] = None
             offered: Mapping[str, str] = getattr(about, kind)
             for item in offered.items():

@@ -62,10 +62,13 @@ def sized(
 
 
 def _quantizer(is_dynamic: bool) -> Any:
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
 
-    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
-    return xnnpack.XNNPACKQuantizer().set_global(config)
+    from dimorder.targets.pattern_quantizer import PatternQuantizer
+
+    return PatternQuantizer().set_global(
+        get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
+    )
 
 
 _INSTALL = "pip install 'dimorder[executorch]'"

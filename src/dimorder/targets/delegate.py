@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy, map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
 from dimorder.graph.exported import program_of_values, state_of
-from dimorder.graph.nodes import set_value
+from dimorder.graph.nodes import VALUE, set_value
 from dimorder.targets.program_io import is_channels_last
 
 aten: Any = torch.ops.aten
@@ -100,8 +100,8 @@ def delegate_program(
     return program_of_values(root, graph, examples, ranges=ranges)
 
 
-def _mode_of(values: Sequence[Tensor]) -> FakeTensorMode:
-    """Return the mode of tensors without data, or a new one."""
+def _mode_of(values: Sequence[Any]) -> FakeTensorMode:
+    """Return the mode of the tensors without data among some values, or a new one."""
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), FakeTensorMode())
 
 
@@ -125,15 +125,20 @@ def write_pte(program: ExportedProgram, texts: Mapping[str, str], *, keep_delega
         warnings.filterwarnings("ignore", "Mutation on a buffer")  # the pass warns about just that
         config = ExecutorchBackendConfig(passes=passes, extract_delegate_segments=not keep_delegates)
         data = bytes(manager.to_executorch(config).buffer)
-    _drop_cached_delegates()
+    _drop_cached_delegates(program)
     return data
 
 
-def _drop_cached_delegates() -> None:
-    """Drop delegates from PyTorch's cache of fake results, which would keep their weights forever."""
-    cache = FakeTensorMode.cache
-    for entry in [entry for entry in cache if LoweredBackendModule in map(type, entry.key)]:
-        del cache[entry]
+def _drop_cached_delegates(program: ExportedProgram) -> None:
+    """Drop delegates from PyTorch's caches of fake results, which would keep their weights forever.
+
+    Results of dynamic sizes are cached beside the sizes.
+    """
+    inputs = [node.meta.get(VALUE) for node in program.graph.find_nodes(op="placeholder")]
+    sizes = _mode_of(inputs).shape_env
+    for cache in (FakeTensorMode.cache, *([] if sizes is None else [sizes.fake_tensor_cache])):
+        for entry in [entry for entry in cache if entry.key[0] is executorch_call_delegate]:
+            del cache[entry]
 
 
 class _StandIn(ExportedProgram):
