@@ -414,3 +414,43 @@ def test_a_slice_may_be_of_one_row_at_the_least_size(target: str) -> None:
     lowered = dimorder.lower(module, (torch.randn(1, 4, 10),), target=target, dynamic_shapes=sizes)
     for rows in (2, 4, 14):
         assert max(errors(lowered, module, torch.randn(1, 4, rows))) <= 1e-6
+
+
+class Windows(nn.Module):
+    """Windows of a size and a step, which may overlap, touch, or leave elements out."""
+
+    def __init__(self, size: int, step: int) -> None:
+        super().__init__()
+        self.size, self.step = size, step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unfold(2, self.size, self.step) * 2
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "step"),
+    slow_but(
+        [(target, *each) for target in (*TARGETS, "litert") for each in ((1, 2), (2, 3), (2, 2), (3, 2))],
+        [("xnnpack", 1, 2), ("litert", 2, 2), ("xnnpack", 2, 3)],
+    ),
+)
+def test_windows_are_taken_of_sizes_that_leave_elements_over(target: str, size: int, step: int) -> None:
+    module, dims = Windows(size, step), ({2: Dim("H", min=5, max=12)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 2, 6, 5),), dynamic_shapes=dims, target=target)
+    for height in range(5, 13):
+        assert max(errors(lowered, module, torch.randn(1, 2, height, 5))) == 0
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_a_sum_that_the_plan_asked_for_with_merged_dimensions_may_run_outside(count: int) -> None:
+    """A median counts smaller elements, along a dimension before two dynamic ones."""
+
+    class Median(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.median(1).values * 2
+
+    dims = ({2: Dim("H", min=3, max=9), 3: Dim("W", min=5, max=11)},)
+    x = torch.randn(2, count, 8, 6)
+    lowered = dimorder.lower(Median(), (x,), dynamic_shapes=dims, target="xnnpack")
+    for height, width in ((3, 5), (4, 11), (9, 8)):
+        assert max(errors(lowered, Median(), torch.randn(2, count, height, width))) == 0

@@ -17,6 +17,9 @@ from dimorder.ops.operator import filled, in_torchs_parts, several, spelling
 aten = torch.ops.aten
 
 
+_FEW = 8  # slices that cost little more than a view
+
+
 def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
     """Write repeat as a broadcast of a new dimension before each repeated one."""
     sizes = (1,) * (len(repeats) - len(shape_of(x))) + shape_of(x)
@@ -28,18 +31,19 @@ def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
 
 
 def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
-    """Write unfold: the windows of a dimension, with their elements as a new last dimension."""
+    """Write unfold: the windows of a dimension, with their elements as a new last dimension.
+
+    Windows that touch are a view. Else each place of the windows is a slice. So it is if elements are left
+    over: another dynamic size may leave none.
+    """
     if not shape_of(x):
         return view(n, x, [1])
     before, full, after = around(x, dim)
-    d, count = len(before), (full - size) // step + 1
-    if size > step:
-        taps = [every(n, x, d, begin, count, step) for begin in range(size)]
+    d, count = len(before), full // step
+    if size != step or (full % step and size <= _FEW):
+        taps = [n.write(aten.slice.Tensor, x, d, k, full - size + k + 1, step) for k in range(size)]
         return n.write(aten.cat.default, [unsqueeze(n, tap, -1) for tap in taps], len(shape_of(x)))
-    x = n.write(aten.slice.Tensor, x, d, 0, min(full, count * step))
-    if full < count * step:  # the last window may end before its step does
-        x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, count * step - full], 0)
-    x = n.write(aten.slice.Tensor, view(n, x, [*before, count, step, *after]), d + 1, 0, size)
+    x = view(n, n.write(aten.slice.Tensor, x, d, 0, count * step), [*before, count, step, *after])
     order = [i for i in range(len(shape_of(x))) if i != d + 1]
     return n.write(aten.permute.default, x, [*order, d + 1])
 

@@ -30,6 +30,10 @@ from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnValue
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.partition import Partition, divide, partition
 
+aten = torch.ops.aten
+
+_ON_EITHER_SIDE = (aten.slice.Tensor, aten.sum.dim_IntList, aten.mean.dim)
+
 
 class Sketch(XnnBuilder):
     """A graph whose constants have a shape but no data."""
@@ -156,10 +160,10 @@ def _is_planned_outside(node: Node, plan: Partition) -> bool:
 def _runs_on_either_side(node: Node, plan: Partition) -> bool:
     """Return whether the plan does not decide if a call runs in the delegate or outside.
 
-    It does not for views. Nor does it for slices: it asks for them with merged dimensions, and a neighbour
-    may keep these apart.
+    It does not for views. Nor does it for slices and sums: it asks for them with merged dimensions, and a
+    neighbour may keep these apart.
     """
-    return plan.operators.is_relabel(node) or node.target is torch.ops.aten.slice.Tensor
+    return plan.operators.is_relabel(node) or node.target in _ON_EITHER_SIDE
 
 
 def _require_planned_outside(node: Node, plan: Partition) -> None:
@@ -181,7 +185,7 @@ def _node_of_unfit_sizes(plan: Partition) -> Node | None:
     readers = {
         node
         for node in computed
-        if node.target is torch.ops.aten.expand.default or not constants.isdisjoint(node.all_input_nodes)
+        if node.target is aten.expand.default or not constants.isdisjoint(node.all_input_nodes)
     }
     views = (node for node in computed if plan.operators.is_relabel(node))
     if not readers and all(_dynamic_sizes(node, plan) < 2 for node in views):
