@@ -47,6 +47,18 @@ def unchanged(network: nn.Module, names: Collection[str] | None = None) -> Itera
 
 
 @contextmanager
+def without_new_attributes(model: nn.Module) -> Iterator[None]:
+    """Remove attributes that parts of a module get: torch.export leaves tensors without data there."""
+    before = [(part, set(vars(part))) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, names in before:
+            for name in vars(part).keys() - names:
+                del vars(part)[name]
+
+
+@contextmanager
 def left_as_it_was(model: nn.Module, inputs: Any) -> Iterator[None]:
     """Restore a network's buffers and the tensors of its inputs afterwards."""
     with unchanged(model), unwritten(pytree.tree_leaves(inputs)):

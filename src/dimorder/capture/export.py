@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -18,12 +19,13 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from dimorder.capture.assigned_buffers import with_assigned_buffers
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.modules import eval_mode, unchanged
+from dimorder.modules import eval_mode, without_new_attributes
 
 
 def export(
@@ -87,13 +89,15 @@ def _exported(
     if dynamic_shapes is not None:
         _forget_conds()
     parts = nullcontext() if dynamic_shapes is None else KeepDynamic()
-    with torch.no_grad(), eval_mode(model), unchanged(model), parts:
-        return torch.export.export(
-            model,
-            *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
-            dynamic_shapes=dynamic_shapes,
-            prefer_deferred_runtime_asserts_over_guards=defers,
-        )
+    run = partial(
+        torch.export.export,
+        model,
+        *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
+        dynamic_shapes=dynamic_shapes,
+        prefer_deferred_runtime_asserts_over_guards=defers,
+    )
+    with torch.no_grad(), eval_mode(model), without_new_attributes(model), parts:
+        return with_assigned_buffers(model, run)
 
 
 def _forget_conds() -> None:

@@ -6,6 +6,8 @@ takes 1.5 s, the rest of quantising a small network 0.1 s. torchao has folded mo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
 from torch.fx import GraphModule
@@ -17,10 +19,9 @@ class PatternQuantizer(XNNPACKQuantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         norms = model.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default)
         read = {norm.args[0].target for norm in norms}
+        patterns: list[Any] = XNNPACKQuantizer.SUPPORTED_PATTERNS
         self.SUPPORTED_PATTERNS = [
-            each
-            for each in self.SUPPORTED_PATTERNS
-            if "bn" not in each.name or not read.isdisjoint(each.op_overloads)
+            each for each in patterns if "bn" not in each.name or not read.isdisjoint(each.op_overloads)
         ]
         annotated: GraphModule = super().annotate(model)
         return annotated
