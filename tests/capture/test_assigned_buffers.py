@@ -90,6 +90,25 @@ def test_pieces_of_any_length_follow_each_other(target: str) -> None:
         assert torch.allclose(lowered(x), network(x), rtol=1e-5, atol=1e-6)
 
 
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.seen.add_(1)
+
+
+@pytest.mark.parametrize("target", slow_but(SUFFIXES, ["xnnpack"]))
+def test_a_written_buffer_may_have_two_names(target: str) -> None:
+    network = nn.Sequential(Counts(), nn.ReLU(), Counts())
+    network[2].seen = network[0].seen
+    lowered = dimorder.lower(network, (torch.randn(2, 3),), target=target)
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        assert torch.allclose(lowered(x), network(x))
+
+
 class Grows(nn.Module):
     def __init__(self, first: Tensor | None) -> None:
         super().__init__()

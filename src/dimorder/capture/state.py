@@ -36,23 +36,25 @@ def left_in_state(program: ExportedProgram) -> dict[str, Node]:
 
 
 def with_one_name(program: ExportedProgram) -> ExportedProgram:
-    """Merge the plain tensors of a program that are also buffers into these buffers.
+    """Merge the tensors of a program that are also buffers into these buffers.
 
-    torch.export takes a buffer for a constant if it reaches it by another way than the buffer's name.
+    torch.export takes a buffer for a constant if it reaches it by another way than the buffer's name. It does
+    not decompose programs of which a written buffer has two names.
     """
     specs = program.graph_signature.input_specs
     memory = {spec.arg.name: _memory(program, spec) for spec in specs}
     buffers = {memory[spec.arg.name]: spec.arg.name for spec in specs if spec.kind is InputKind.BUFFER}
     buffers.pop(None, None)
-    constants = (spec.arg.name for spec in specs if spec.kind is InputKind.CONSTANT_TENSOR)
-    same = {name: buffers[memory[name]] for name in constants if memory[name] in buffers}
+    kinds = (InputKind.CONSTANT_TENSOR, InputKind.BUFFER)
+    names = (spec.arg.name for spec in specs if spec.kind in kinds)
+    same = {name: buffers[memory[name]] for name in names if buffers.get(memory[name], name) != name}
     if not same:
         return program
     graph = copy_graph(program.graph)
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
-    for constant, buffer in same.items():
-        nodes[constant].replace_all_uses_with(nodes[buffer])
-        graph.erase_node(nodes[constant])
+    for name, buffer in same.items():
+        nodes[name].replace_all_uses_with(nodes[buffer])
+        graph.erase_node(nodes[name])
     kept = [spec for spec in specs if spec.arg.name not in same]
     signature = ExportGraphSignature(kept, program.graph_signature.output_specs)
     return replace_parts(program, graph=graph, graph_signature=signature)
