@@ -454,3 +454,17 @@ def test_a_sum_that_the_plan_asked_for_with_merged_dimensions_may_run_outside(co
     lowered = dimorder.lower(Median(), (x,), dynamic_shapes=dims, target="xnnpack")
     for height, width in ((3, 5), (4, 11), (9, 8)):
         assert max(errors(lowered, Median(), torch.randn(2, count, height, width))) == 0
+
+
+class Places(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, places = nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+        return y + places
+
+
+@pytest.mark.parametrize("target", slow_but([*TARGETS, "litert"], ["litert"]))
+def test_a_pool_returns_places_at_sizes_that_leave_elements_over(target: str) -> None:
+    dims = ({2: Dim("H", min=5, max=13)},)
+    lowered = dimorder.lower(Places(), (torch.randn(1, 2, 8, 6),), dynamic_shapes=dims, target=target)
+    for height in range(5, 14):
+        assert max(errors(lowered, Places(), torch.randn(1, 2, height, 6))) == 0

@@ -60,11 +60,12 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
     old = shape_of(x)[-rank:]
     pads = []
     for length, new, taps, step, before, apart in reversed(list(zip(old, size, *windows, strict=True))):
-        pads += [before, max((taps - 1) * apart + (new - 1) * step + 1 - before - length, 0)]
+        # windows end before the padding does, unless their number is rounded up
+        pads += [before, max((taps - 1) * apart + (new - 1) * step + 1 - before - length, before)]
     x = n.write(aten.constant_pad_nd.default, x, pads, -math.inf)
     first = len(shape_of(x)) - rank
     places = itertools.product(*map(range, windows[0]))
-    rows = [unsqueeze(n, _tap(n, x, first, tap, size, windows), -1) for tap in places]
+    rows = [unsqueeze(n, _tap(n, x, first, tap, windows), -1) for tap in places]
     index = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
     # place = corner of the window + sum over dimensions of (tap's place there · dilation · later sizes)
     place, rest, following = None, index, 1
@@ -81,12 +82,10 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
     return n.write(aten.add.Tensor, place, corner)
 
 
-def _tap(
-    n: Tracer, x: Value, first: int, tap: Sequence[int], size: Sequence[int], windows: Sequence[Sequence[int]]
-) -> Value:
+def _tap(n: Tracer, x: Value, first: int, tap: Sequence[int], windows: Sequence[Sequence[int]]) -> Value:
     """Return the elements of all windows at one tap."""
-    for d, (at, new, step, apart) in enumerate(zip(tap, size, windows[1], windows[3], strict=True)):
-        x = every(n, x, first + d, at * apart, new, step)
+    for d, (at, taps, step, apart) in enumerate(zip(tap, windows[0], windows[1], windows[3], strict=True)):
+        x = every(n, x, first + d, at * apart, (taps - 1) * apart + 1, step)
     return x
 
 

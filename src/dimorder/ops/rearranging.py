@@ -41,7 +41,7 @@ def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
     before, full, after = around(x, dim)
     d, count = len(before), full // step
     if size != step or (full % step and size <= _FEW):
-        taps = [n.write(aten.slice.Tensor, x, d, k, full - size + k + 1, step) for k in range(size)]
+        taps = [every(n, x, d, begin, size, step) for begin in range(size)]
         return n.write(aten.cat.default, [unsqueeze(n, tap, -1) for tap in taps], len(shape_of(x)))
     x = view(n, n.write(aten.slice.Tensor, x, d, 0, count * step), [*before, count, step, *after])
     order = [i for i in range(len(shape_of(x))) if i != d + 1]
@@ -62,7 +62,8 @@ def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value,
         x = n.write(aten.permute.default, x, [0, 1, 3, 5, 2, 4])
     else:
         places = itertools.product(range(kh), range(kw))
-        taps = [every(n, every(n, x, 2, i * dh, rows, sh), 3, j * dw, columns, sw) for i, j in places]
+        spans = (kh - 1) * dh + 1, (kw - 1) * dw + 1
+        taps = [every(n, every(n, x, 2, i * dh, spans[0], sh), 3, j * dw, spans[1], sw) for i, j in places]
         x = n.write(aten.cat.default, [unsqueeze(n, tap, 2) for tap in taps], 2)
     return view(n, x, [*batch, channels * kh * kw, rows * columns])
 
@@ -91,9 +92,12 @@ def _col2im(
     return view(n, y, [*batch, channels, *size])
 
 
-def every(n: Tracer, x: Value, dim: int, begin: int, count: int, step: int) -> Value:
-    """Return every `step`-th element of a dimension, `count` of them from `begin` on."""
-    return n.write(aten.slice.Tensor, x, dim, begin, begin + (count - 1) * step + 1, step)
+def every(n: Tracer, x: Value, dim: int, begin: int, span: int, step: int) -> Value:
+    """Return the elements at place `begin` of windows of `span` elements, which begin at every `step`-th.
+
+    A size minus a number is where the slice ends, so that a dynamic size may leave elements over.
+    """
+    return n.write(aten.slice.Tensor, x, dim, begin, shape_of(x)[dim] - span + begin + 1, step)
 
 
 def _spread(n: Tracer, x: Value, dim: int, step: int, start: int, size: int) -> Value:
