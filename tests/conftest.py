@@ -42,9 +42,11 @@ def _freed(request: pytest.FixtureRequest) -> Iterator[None]:
 
     glibc would keep what networks and compilers of an earlier file had: 12 GiB after some 5,000 tests. Each
     graph is a class of its own. torch sets methods of `Module` as it traces, which takes 1.5 ms with 1,500
-    such classes.
+    such classes. torch._dynamo traces a `torch.cond` with dynamic sizes if it has seen others.
     """
     yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
     if _resident() < 3 << 30 and len(GraphModule.__subclasses__()) < 200:
         return
     for module in (request.module, sys.modules.get("executorch.exir.backend.utils")):
