@@ -42,7 +42,7 @@ def _freed(request: pytest.FixtureRequest) -> Iterator[None]:
 
     glibc would keep what networks and compilers of an earlier file had: 12 GiB after some 5,000 tests. Each
     graph is a class of its own. torch sets methods of `Module` as it traces, which takes 1.5 ms with 1,500
-    such classes. torch._dynamo traces a `torch.cond` with dynamic sizes if it has seen others.
+    such classes. If torch._dynamo has seen other sizes of a `torch.cond`, it makes them dynamic.
     """
     yield
     if "torch._dynamo" in sys.modules:
