@@ -42,11 +42,9 @@ def _freed(request: pytest.FixtureRequest) -> Iterator[None]:
 
     glibc would keep what networks and compilers of an earlier file had: 12 GiB after some 5,000 tests. Each
     graph is a class of its own. torch sets methods of `Module` as it traces, which takes 1.5 ms with 1,500
-    such classes. If torch._dynamo has seen other sizes of a `torch.cond`, it makes them dynamic.
+    such classes.
     """
     yield
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
     if _resident() < 3 << 30 and len(GraphModule.__subclasses__()) < 200:
         return
     for module in (request.module, sys.modules.get("executorch.exir.backend.utils")):

@@ -140,7 +140,9 @@ class Net(nn.Module):
 
 def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True, dims: Any = None) -> nn.Module:
     """By XNNPACKQuantizer; `dims` are the dynamic sizes that the network itself reads."""
-    return _converted(model, args, _xnnpack(is_per_channel=is_per_channel), dims)
+    from dimorder.targets.pattern_quantizer import pattern_quantizer
+
+    return _converted(model, args, pattern_quantizer(is_per_channel=is_per_channel), dims)
 
 
 def by_xnnpack_per_tensor(model: nn.Module, *args: Tensor) -> nn.Module:
@@ -150,16 +152,9 @@ def by_xnnpack_per_tensor(model: nn.Module, *args: Tensor) -> nn.Module:
 
 def by_xnnpack_dynamically(model: nn.Module, *args: Tensor, dims: Any = None) -> nn.Module:
     """By XNNPACKQuantizer, the scales of activations being found as the network runs."""
-    return _converted(model, args, _xnnpack(is_per_channel=True, is_dynamic=True), dims)
+    from dimorder.targets.pattern_quantizer import pattern_quantizer
 
-
-def _xnnpack(**options: bool) -> Any:
-    """XNNPACKQuantizer, in the form that finds the same in less time."""
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
-
-    from dimorder.targets.pattern_quantizer import PatternQuantizer
-
-    return PatternQuantizer().set_global(get_symmetric_quantization_config(**options))
+    return _converted(model, args, pattern_quantizer(is_dynamic=True), dims)
 
 
 def by_x86(model: nn.Module, *args: Tensor) -> nn.Module:

@@ -8,7 +8,7 @@ returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,17 +16,18 @@ from torch.export import ExportedProgram
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from dimorder.errors import UnsupportedError
-from dimorder.modules import unchanged
 
 _PartBuffer = tuple[nn.Module, str]
 
 
 def with_assigned_buffers(model: nn.Module, export: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """Return what `export` does of a module. It is called again if the module assigns buffers.
+    """Return what `export` does of a module, which it leaves as it was.
 
+    It is called again if the module assigns buffers.
     Raises `UnsupportedError` for a buffer that is None before, or that changes its shape.
 
     >>> import torch
+    >>> from dimorder.modules import unchanged
     >>> class Last(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
@@ -35,14 +36,16 @@ def with_assigned_buffers(model: nn.Module, export: Callable[[], ExportedProgram
     ...         last, self.last = self.last, x
     ...         return x - last
     >>> model = nn.Sequential(Last())
-    >>> program = with_assigned_buffers(model, lambda: torch.export.export(model, (torch.ones(3),)))
+    >>> def export():
+    ...     with unchanged(model):
+    ...         return torch.export.export(model, (torch.ones(3),))
+    >>> program = with_assigned_buffers(model, export)
     >>> torch.ops.aten.copy_.default in [node.target for node in program.graph.nodes]
     True
     """
     with _assignments(model) as assigned:
         try:
-            with unchanged(model):
-                program = export()
+            program = export()
         except Exception:
             if not assigned:
                 raise
@@ -54,7 +57,7 @@ def with_assigned_buffers(model: nn.Module, export: Callable[[], ExportedProgram
                 raise UnsupportedError(
                     f"buffer {name} of the network", "no tensor before the first call", fix
                 )
-        with unchanged(model), _written(model, list(assigned)):
+        with _written(model, list(assigned)):
             return export()
 
 
@@ -91,10 +94,12 @@ def _written(model: nn.Module, buffers: list[_PartBuffer]) -> Iterator[None]:
             _copy(value, part.get_buffer(name), name)
             part._buffers[name] = value
 
-    with ExitStack() as hooks:
-        for hook in (model.register_forward_pre_hook(read_copies), model.register_forward_hook(write)):
-            hooks.callback(hook.remove)
+    hooks = model.register_forward_pre_hook(read_copies), model.register_forward_hook(write)
+    try:
         yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _copy(buffer: Tensor, value: Tensor, name: str) -> None:

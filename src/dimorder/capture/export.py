@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -25,7 +24,7 @@ from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.modules import eval_mode, without_new_attributes
+from dimorder.modules import eval_mode, unchanged, without_new_attributes
 
 
 def export(
@@ -89,14 +88,17 @@ def _exported(
     if dynamic_shapes is not None:
         _forget_conds()
     parts = nullcontext() if dynamic_shapes is None else KeepDynamic()
-    run = partial(
-        torch.export.export,
-        model,
-        *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
-        dynamic_shapes=dynamic_shapes,
-        prefer_deferred_runtime_asserts_over_guards=defers,
-    )
-    with torch.no_grad(), eval_mode(model), without_new_attributes(model), parts:
+
+    def run() -> ExportedProgram:
+        with unchanged(model), without_new_attributes(model):
+            return torch.export.export(
+                model,
+                *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
+                dynamic_shapes=dynamic_shapes,
+                prefer_deferred_runtime_asserts_over_guards=defers,
+            )
+
+    with torch.no_grad(), eval_mode(model), parts:
         return with_assigned_buffers(model, run)
 
 

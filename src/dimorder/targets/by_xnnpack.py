@@ -62,13 +62,9 @@ def sized(
 
 
 def _quantizer(is_dynamic: bool) -> Any:
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
+    from dimorder.targets.pattern_quantizer import pattern_quantizer
 
-    from dimorder.targets.pattern_quantizer import PatternQuantizer
-
-    return PatternQuantizer().set_global(
-        get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
-    )
+    return pattern_quantizer(is_dynamic=is_dynamic)
 
 
 _INSTALL = "pip install 'dimorder[executorch]'"

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
 from torch.fx import GraphModule
 
 
@@ -25,3 +28,10 @@ class PatternQuantizer(XNNPACKQuantizer):  # type: ignore[misc]
         ]
         annotated: GraphModule = super().annotate(model)
         return annotated
+
+
+def pattern_quantizer(*, is_per_channel: bool = True, is_dynamic: bool = False) -> PatternQuantizer:
+    """Return the quantizer of all operators, with a scale for each channel of a weight or for all of it."""
+    config = get_symmetric_quantization_config(is_per_channel=is_per_channel, is_dynamic=is_dynamic)
+    quantizer: PatternQuantizer = PatternQuantizer().set_global(config)
+    return quantizer

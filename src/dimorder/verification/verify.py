@@ -114,8 +114,13 @@ class Trial(NetworkCalls):
             for outputs in inputs.known_outputs:
                 if all(map(_is_finite, outputs)) and differ(outputs, self.expected):
                     return True
-        others = self.outputs(self.draw(self._like, seed=1)[1])
+        others = self.outputs(self._other_inputs)
         return not isinstance(others, str) and differ(others, self.expected)
+
+    @cached_property
+    def _other_inputs(self) -> Inputs:
+        """Further inputs of the same kind, as the network takes them."""
+        return self.draw(self._like, seed=1)[1]
 
     def _computed(self) -> tuple[Inputs, Inputs, Outputs, Callable[..., Inputs]]:
         """Return the first inputs for which the network computes numbers.
@@ -142,7 +147,7 @@ class Trial(NetworkCalls):
         network_inputs, expected = (
             each[: len(each) // self.calls] for each in (self.network_inputs, self.expected)
         )
-        self.outputs(self.draw(self._like, seed=1)[1][: len(network_inputs)], first_call)
+        self.outputs(self._other_inputs[: len(network_inputs)], first_call)
         again = self.outputs(network_inputs, first_call)
         if isinstance(again, str) or differ(again, expected):
             raise UnsupportedError(
