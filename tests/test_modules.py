@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,3 +91,39 @@ def test_a_buffer_that_cannot_be_compared_or_written_stops_no_network(kind: str)
     buffer, x = model.kept, torch.randn(2, 3)
     torch.testing.assert_close(dimorder.lower(model, (x,))(x), model(x))
     assert dimorder.inspect(model, x).keeps and model.kept is buffer
+
+
+class Installs(nn.Module):
+    """Has a hook that its first call installs, and notes that it did so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "is_installed", False):
+            self.conv.register_forward_hook(lambda part, inputs, output: output + 1)
+            self.is_installed = True
+        return self.conv(x)
+
+
+class KeepsTable(nn.Module):
+    """KeepsTable a table of its first call in an attribute that is None before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: dict[str, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = {"rows": torch.arange(1.0, 1 + x.shape[-1])}
+        return x * self.table["rows"]
+
+
+@pytest.mark.parametrize("model", [Installs(), KeepsTable()], ids=["installs", "keeps"])
+def test_a_network_that_was_never_called_is_lowered_as_often_as_one_likes(model: nn.Module) -> None:
+    x = torch.randn(2, 3, 5, 7)
+    expected = copy.deepcopy(model)(x)
+    for _ in range(2):
+        assert torch.allclose(dimorder.lower(model, (x,))(x), expected, atol=1e-5)
+        assert torch.equal(model(x), expected)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 
@@ -47,15 +48,30 @@ def unchanged(network: nn.Module, names: Collection[str] | None = None) -> Itera
 
 
 @contextmanager
-def without_new_attributes(model: nn.Module) -> Iterator[None]:
-    """Remove attributes that parts of a module get: torch.export leaves tensors without data there."""
-    before = [(part, set(vars(part))) for part in model.modules()]
+def without_fake_tensors(model: nn.Module) -> Iterator[None]:
+    """Undo what torch.export leaves in attributes of a module's parts: tensors without data.
+
+    Other attributes stay. A part may note there what it did once, such as the hooks that it installed.
+    """
+    before = [(part, dict(vars(part))) for part in model.modules()]
     try:
         yield
     finally:
-        for part, names in before:
-            for name in vars(part).keys() - names:
-                del vars(part)[name]
+        for part, attributes in before:
+            for name, value in list(vars(part).items()):
+                if value is attributes.get(name, _MISSING) or not _has_fake_tensor(value):
+                    continue
+                if name in attributes:
+                    vars(part)[name] = attributes[name]
+                else:
+                    del vars(part)[name]
+
+
+_MISSING = object()
+
+
+def _has_fake_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
 
 
 @contextmanager

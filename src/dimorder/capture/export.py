@@ -24,7 +24,7 @@ from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.modules import eval_mode, unchanged, without_new_attributes
+from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
 def export(
@@ -90,7 +90,7 @@ def _exported(
     parts = nullcontext() if dynamic_shapes is None else KeepDynamic()
 
     def run() -> ExportedProgram:
-        with unchanged(model), without_new_attributes(model):
+        with unchanged(model), without_fake_tensors(model):
             return torch.export.export(
                 model,
                 *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
