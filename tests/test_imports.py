@@ -134,6 +134,7 @@ MAY_IMPORT = {
         "errors",
         "cpu",
         "clock",
+        "modules",
         "capture",
         "plans",
         "sizes",

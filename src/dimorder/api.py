@@ -15,6 +15,7 @@ from dimorder.clock import Clock, Progress
 from dimorder.cpu import require_threads
 from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
+from dimorder.modules import one_at_a_time
 from dimorder.pipeline.checking import Checks
 from dimorder.pipeline.planning import (
     Problems,
@@ -43,6 +44,7 @@ from dimorder.targets.base import Target, UnpredictableError
 __all__ = ["Lowered", "load", "lower", "lower_sizes", "plan"]
 
 
+@one_at_a_time
 def plan(
     model: Network,
     args: Sequence[Any] = (),
@@ -93,6 +95,7 @@ def plan(
     return plan_float_islands(planned, physical, variants)
 
 
+@one_at_a_time
 def lower(
     model: Network,
     args: Sequence[Any] = (),
@@ -174,6 +177,7 @@ def lower(
     return min(lowered.values(), key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
 
 
+@one_at_a_time
 def lower_sizes(
     model: Network,
     args: Sequence[Any] = (),

@@ -1,15 +1,38 @@
-"""Run a module and leave it as it was: the mode of each part, its buffers, and the tensors of the call."""
+"""Run a module and leave it as it was: the mode of each part, its buffers, and the tensors of the call.
+
+One thread at a time traces networks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from threading import RLock
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+_TRACING = RLock()
+
+
+def one_at_a_time(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Return a function that waits until no other thread is in a function of this kind.
+
+    torch keeps the state of torch.export and of its tracers in globals.
+    """
+
+    @functools.wraps(function)
+    def locked(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with _TRACING:
+            return function(*args, **kwargs)
+
+    return locked
 
 
 @contextmanager

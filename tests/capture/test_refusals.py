@@ -5,6 +5,7 @@ source line, what was found, and the way round.
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import map as mapped
 from torch._higher_order_ops import scan, while_loop
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dimorder
 from dimorder.capture.captured import capture
 from dimorder.errors import UnsupportedError, UsageError
+
+ROW = torch.linspace(-1, 1, 3)
 
 
 class Nonzero(nn.Module):
@@ -165,6 +169,77 @@ def test_a_refusal_says_what_and_where_and_the_way_round(network: type[nn.Module
     assert str(caught.value) == f"{at}\n  found: {found}\n  fix: {fix}"
 
 
+class Forces(nn.Module):
+    """The gradient of an energy by the places, as torch.autograd or as torch.func computes it."""
+
+    def __init__(self, energy: nn.Module, is_function: bool = False) -> None:
+        super().__init__()
+        self.energy, self.is_function = energy, is_function
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_function:
+            return torch.func.grad(lambda places: self.energy(places).sum())(x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x)[0]
+
+
+def _energy() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+UNREADABLE = {
+    "forces": (Forces(_energy()), "a gradient", "lower its graph instead"),
+    "forces by a function": (Forces(_energy(), is_function=True), "a gradient", "lower its graph instead"),
+    "lazy": (nn.Sequential(nn.LazyLinear(4)), "a lazy module", "call the network once before"),
+    "script": (torch.jit.script(_energy()), "TorchScript", "pass the module that"),
+    "trace": (torch.jit.trace(_energy(), ROW), "TorchScript", "pass the module that"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_torch_export_cannot_read_is_refused(name: str) -> None:
+    network, found, fix = UNREADABLE[name]
+    with pytest.raises(UnsupportedError) as caught:
+        capture(network, (ROW,))
+    assert caught.value.found.startswith(found) and caught.value.fix.startswith(fix)
+
+
+def test_weights_of_inference_mode_are_refused_outside_of_it_and_taken_within() -> None:
+    with torch.inference_mode():
+        network = _energy()
+        assert dimorder.lower(network, (ROW,))(ROW).shape == (1,)
+    with pytest.raises(UnsupportedError, match="weights that were made within"):
+        capture(network, (ROW,))
+
+
+def test_an_autocast_around_the_call_is_refused() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(UsageError, match="it is on"):
+        dimorder.lower(_energy(), (ROW,))
+
+
+def test_threads_lower_one_after_another() -> None:
+    networks = [_energy() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        lowered = list(pool.map(lambda network: dimorder.lower(network, (ROW,), target="torch"), networks))
+    for network, program in zip(networks, lowered, strict=True):
+        assert torch.allclose(program(ROW), network(ROW), atol=1e-6)
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_a_graph_of_gradients_is_lowered(is_function: bool) -> None:
+    forces = Forces(_energy(), is_function)
+    lowered = dimorder.lower(make_fx(forces)(ROW), (ROW,))
+    assert torch.allclose(lowered(ROW), forces(ROW), atol=1e-6)
+
+
+def test_gradients_of_weights_that_nobody_asked_for_are_refused() -> None:
+    x = torch.randn(1, 2, 5, 6)
+    graph = make_fx(Forces(nn.Conv2d(2, 3, 3)))(x)
+    with pytest.raises(UnsupportedError, match="gradients of operands, some of which are not asked for"):
+        capture(graph, (x,))
+
+
 def test_a_number_that_is_read_out_of_a_tensor_is_refused_with_dynamic_sizes_too() -> None:
     class Checks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -179,9 +254,6 @@ def test_a_number_that_is_read_out_of_a_tensor_is_refused_with_dynamic_sizes_too
 class Weighs(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
         return x * mask
-
-
-ROW = torch.linspace(-1, 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,19 @@ class Mixed(nn.Module):
         return self.head(inner.mean((2, 3)).to(self.head.weight.dtype))
 
 
+class Autocast(nn.Module):
+    """Computes in bfloat16 within an autocast, and gives float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = small(torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.convs(x)
+        return y.float()
+
+
 class Attended(nn.Module):
     """A patch embedding, and one layer of attention and a feed-forward part over its rows."""
 
@@ -66,14 +79,14 @@ def test_convolutions_are_one_delegate_and_conversions_cost_half(order: str) -> 
     assert [spec.dtype for spec in (*half.contract.inputs, *half.contract.outputs)] == ["float16", "float16"]
 
 
-@pytest.mark.parametrize("make", [Mixed, Attended])
+@pytest.mark.parametrize("make", [Mixed, Autocast, Attended])
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "tosa"])
 def test_casts_and_attention(make: type[nn.Module], target: str) -> None:
     pytest.importorskip({"xnnpack": "executorch", "tosa": "tosa_serializer"}.get(target, "torch"))
     torch.manual_seed(0)
     net = zoo.perturb(make().eval())
-    net = net if make is Mixed else net.half()
-    x = image(torch.float32 if make is Mixed else torch.float16, 2, 3, 12, 8)
+    net = net.half() if make is Attended else net
+    x = image(torch.float16 if make is Attended else torch.float32, 2, 3, 12, 8)
     lowered = dimorder.lower(net, (x,), target=target)
     assert not lowered.artifact.outside or target == "torch"
     assert share_of_allowed(lowered.run(x), net, (x,)) <= 1

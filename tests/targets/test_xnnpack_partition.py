@@ -98,6 +98,7 @@ def operators_outside(lowered: Lowered, nodes: Iterable[Node]) -> set[Node]:
 def check(seed: int, monkeypatch: pytest.MonkeyPatch, *, ranges: bool = False) -> bool | None:
     """Whether anything is planned outside; None if the network is refused."""
     from dimorder.targets.xnnpack import emit
+    from dimorder.targets.xnnpack.sketch import ON_EITHER_SIDE
 
     partitions, partition, partition_for_ranges = [], emit.partition, emit.partition_for_ranges
 
@@ -120,9 +121,7 @@ def check(seed: int, monkeypatch: pytest.MonkeyPatch, *, ranges: bool = False) -
     found, planned = operators_outside(lowered, plan.outside()), set(lowered.plan.extracted.outside)
     assert found <= planned, f"{found - planned} run outside, where the plan has them inside"
     computed = [node for node in plan.stage if plan.is_computed(node)]
-    inside = operators_outside(
-        lowered, [node for node in computed if node.target is not torch.ops.aten.slice.Tensor]
-    )
+    inside = operators_outside(lowered, [node for node in computed if node.target not in ON_EITHER_SIDE])
     assert not planned & (inside - found), f"{planned & inside} run inside, where the plan has them outside"
     assert bool(lowered.artifact.outside) >= bool(found)
     return bool(planned)

@@ -21,7 +21,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from dimorder.capture.assigned_buffers import with_assigned_buffers
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.prepare_branches import prepare_branches
-from dimorder.capture.refusals import not_exported
+from dimorder.capture.refusals import not_exported, refuse_gradients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
@@ -45,6 +45,9 @@ def export(
         UsageError: `model` is not a network.
         UnsupportedError: The network cannot be exported.
     """
+    if torch.is_autocast_enabled("cpu"):
+        fix = "lower outside of torch.autocast; within the network's forward it is kept"
+        raise UsageError("torch.autocast", "it is on, and would change the types of operators", fix)
     if isinstance(model, (str, Path)):
         try:
             model = torch.export.load(str(model))
@@ -58,6 +61,9 @@ def export(
         return prepare_branches(model)
     if not isinstance(model, torch.nn.Module):
         raise _no_network(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        fix = "pass the module that torch.jit.script or torch.jit.trace was given"
+        raise UnsupportedError("the network", "TorchScript, which torch.export cannot read", fix)
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
         return prepare_branches(_exported(model, args, kwargs, dynamic_shapes))
@@ -99,7 +105,9 @@ def _exported(
             )
 
     with torch.no_grad(), eval_mode(model), parts:
-        return with_assigned_buffers(model, run)
+        program = with_assigned_buffers(model, run)
+    refuse_gradients(program)
+    return program
 
 
 def _forget_conds() -> None:

@@ -52,7 +52,10 @@ _BY_DATA = (
     "choose by torch.where, or compute what decides before the export",
 )
 
-
+_BY_GRADIENT = (
+    "a gradient (torch.autograd.grad, torch.func.grad), which torch.export cannot trace",
+    "lower its graph instead: torch.fx.experimental.proxy_tensor.make_fx(network)(*inputs)",
+)
 # What was found, and what to do, by a part of torch's text.
 _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -64,6 +67,16 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
             "dynamic sizes of tensors that forward takes by any name; torch.export lacks these",
             "name them: def forward(self, ids, mask), and not **batch",
         ),
+        "uninitialized parameter": (
+            "a lazy module, which has no weights before its first call",
+            "call the network once before: network(*inputs)",
+        ),
+        "inference tensor outside InferenceMode": (
+            "weights that were made within torch.inference_mode",
+            "make or load the network outside of it, or lower it within it",
+        ),
+        "found a fake tensor in the exported program constant's list": _BY_GRADIENT,
+        "functorch tensor": _BY_GRADIENT,
     }
 )
 _DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training"
@@ -82,6 +95,8 @@ def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
         return found
     if isinstance(value, _NUMBERS):
         return _READ_OUT
+    if isinstance(value, (tuple, list)) and any(each is None for each in value):
+        return "gradients of operands, some of which are not asked for", "write it in operators without such"
     sizes: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
     dynamic = any(isinstance(size, torch.SymInt) for size in sizes)
     return (f"symbolic shape {tuple(sizes)}", "export with static shapes") if dynamic else None
@@ -119,6 +134,13 @@ def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
                 "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
             )
     return None
+
+
+def refuse_gradients(program: ExportedProgram) -> None:
+    """Refuse a program in which torch.export left tensors of torch.func.grad."""
+    for name, value in program.constants.items():
+        if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise UnsupportedError(f"tensor {name} of the network", *_BY_GRADIENT)
 
 
 def refuse_sparse(program: ExportedProgram) -> None:

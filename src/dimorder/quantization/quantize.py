@@ -18,7 +18,7 @@ from dimorder.capture.export import arguments, export
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.lowered import Lowered
-from dimorder.modules import unchanged
+from dimorder.modules import one_at_a_time, unchanged
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (
@@ -79,6 +79,7 @@ class QuantizedNetwork:
         return fidelity(self.original, self.module, lowered, self.examples)
 
 
+@one_at_a_time
 def quantize(
     model: torch.nn.Module | ExportedProgram | str | Path,
     calibration: Calibration | None = None,

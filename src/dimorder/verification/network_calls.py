@@ -71,8 +71,10 @@ class NetworkCalls:
 
     @cached_property
     def eps(self) -> float:
-        """The coarsest spacing of the floats about 1 that the network computes with."""
-        values = (node.meta.get("val") for node in self.program.exported.graph.nodes)
+        """The coarsest spacing of the floats about 1 that the network, or a part of it, computes with."""
+        parts = self.program.exported.graph_module.modules()
+        graphs = [part.graph for part in parts if isinstance(part, torch.fx.GraphModule)]
+        values = (node.meta.get("val") for graph in graphs for node in graph.nodes)
         floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
         return max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
 

@@ -32,7 +32,7 @@ from dimorder.targets.xnnpack.partition import Partition, divide, partition
 
 aten = torch.ops.aten
 
-_ON_EITHER_SIDE = (aten.slice.Tensor, aten.sum.dim_IntList, aten.mean.dim)
+ON_EITHER_SIDE = (aten.slice.Tensor, aten.sum.dim_IntList, aten.mean.dim)
 
 
 class Sketch(XnnBuilder):
@@ -163,7 +163,7 @@ def _runs_on_either_side(node: Node, plan: Partition) -> bool:
     It does not for views. Nor does it for slices and sums: it asks for them with merged dimensions, and a
     neighbour may keep these apart.
     """
-    return plan.operators.is_relabel(node) or node.target in _ON_EITHER_SIDE
+    return plan.operators.is_relabel(node) or node.target in ON_EITHER_SIDE
 
 
 def _require_planned_outside(node: Node, plan: Partition) -> None:
