@@ -443,3 +443,22 @@ def test_two_programs_hold_once_what_both_have() -> None:
     assert len(pairs) == 3
     assert sorted(a is b for a, b in pairs) == [False, True, True]
     assert all((a is b) == torch.equal(a, b) for a, b in pairs if a.shape == b.shape)
+
+
+def test_memory_that_nothing_was_written_to_is_zeros() -> None:
+    """A file would else hold what lay there, and differ from run to run."""
+
+    class Fills(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            places = torch.empty(5, dtype=torch.int64)
+            places[torch.tensor([3, 0, 4])] = torch.arange(3)
+            like, new = torch.empty_like(x), x.new_empty(3)
+            like[:, 1:] = x[:, 1:]
+            strided, permuted = torch.empty_strided((2, 3), (1, 2)), torch.empty_permuted((2, 3), (1, 0))
+            return places, like, new, x.new_empty_strided((2, 3), (1, 2)), strided, permuted
+
+    x = torch.randn(2, 3)
+    places, like, *others = capture(Fills(), (x,)).module(x)
+    assert places.tolist() == [1, 0, 0, 0, 2]
+    assert torch.equal(like, torch.cat([torch.zeros(2, 1), x[:, 1:]], 1))
+    assert not any(map(torch.count_nonzero, others))

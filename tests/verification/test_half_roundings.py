@@ -36,7 +36,7 @@ def test_few_outputs_may_be_near_float64_by_chance(seed: int) -> None:
     """PyTorch's rounding of one input cancels here, and that of a folded batch-norm does not."""
     pytest.importorskip("executorch")
     lowered = dimorder.lower(tcn(seed), (SEQUENCE,), target="xnnpack")
-    assert 1e-3 < lowered.max_rel_error < 5e-2
+    assert 5e-4 < lowered.max_rel_error < 5e-2
 
 
 @pytest.mark.slow

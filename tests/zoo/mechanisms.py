@@ -96,23 +96,24 @@ RT_DETR = transformers(
     decoder_n_points=2,
     num_labels=5,
 )
+MIXTURE_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 28,
+    "intermediate_size": 80,
+    "max_position_embeddings": 40,
+    "use_cache": False,
+}
 MIXTURE = transformers(
-    "Qwen3MoeForCausalLM",
-    "Qwen3MoeConfig",
-    vocab_size=VOCABULARY,
-    hidden_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=10,
-    num_experts=5,
-    num_experts_per_tok=2,
-    moe_intermediate_size=28,
-    intermediate_size=80,
-    max_position_embeddings=40,
-    use_cache=False,
-    experts_implementation="batched_mm",
+    "Qwen3MoeForCausalLM", "Qwen3MoeConfig", **MIXTURE_SIZES, experts_implementation="batched_mm"
 )
+GROUPED_MIXTURE = transformers("Qwen3MoeForCausalLM", "Qwen3MoeConfig", **MIXTURE_SIZES)
 FLOATS = {"xnnpack": EXACT, "litert": EXACT, "tosa": EXACT}
 IN_INTEGERS = dict.fromkeys(FLOATS, INTEGERS)
 WITH_STATE = {**FLOATS, "tosa": "programs for tosa have no state"}
@@ -147,6 +148,13 @@ NETWORKS: tuple[Network, ...] = (
     ),
     row("rt_detr", RT_DETR, PHOTO, "transformers selects", targets=FLOATS),
     row("mixture_of_experts", MIXTURE, text(9, mask=False), "transformers selects", targets=FLOATS),
+    row(
+        "grouped_experts",
+        GROUPED_MIXTURE,
+        text(9, mask=False),
+        "transformers selects",
+        targets={**FLOATS, "tosa": "TOSA has no aten.topk.default"},
+    ),
     row("llama_cached", stateful.llama, _token, "transformers state", targets=WITH_STATE),
     row("gpt2_cached", stateful.gpt2, _token, "transformers state", targets=WITH_STATE),
     row(

@@ -307,7 +307,12 @@ def _plain(arguments: Any) -> Any:
 
 
 def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Evaluate an operator on constants; a dequantize keeps the integers."""
+    """Evaluate an operator on constants; a dequantize keeps the integers.
+
+    A constant may have other strides than the tensor that was traced in its place, which no view could have.
+    """
+    if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        target = torch.ops.aten.reshape.default
     with torch.no_grad():
         scaled = _dequantize(target, args, kwargs)
         return target(*args, **kwargs) if scaled is None else scaled

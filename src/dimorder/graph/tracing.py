@@ -6,6 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -36,6 +37,19 @@ from dimorder.graph.quantized import evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 FLOATS = HALVES | {torch.float32}  # the types of networks that are deployed
+
+# Memory that nothing was written to differs from run to run, and may hold what no reader of a file may see.
+# For each operator: one that gives zeros in its place, and how many arguments both have.
+_AS_ZEROS: Mapping[Any, tuple[Any, int]] = MappingProxyType(
+    {
+        torch.ops.aten.empty.memory_format: (torch.ops.aten.zeros.default, 1),
+        torch.ops.aten.empty_permuted.default: (torch.ops.aten.zeros.default, 1),
+        torch.ops.aten.empty_strided.default: (torch.ops.aten.zeros.default, 1),
+        torch.ops.aten.empty_like.default: (torch.ops.aten.zeros_like.default, 1),
+        torch.ops.aten.new_empty.default: (torch.ops.aten.new_zeros.default, 2),
+        torch.ops.aten.new_empty_strided.default: (torch.ops.aten.new_zeros.default, 2),
+    }
+)
 
 
 def is_half(node: torch.fx.Node) -> bool:
@@ -115,6 +129,9 @@ class Tracer:
         """Evaluate, rewrite or copy one operator; drop assertions, which return nothing."""
         if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
             return None
+        if target in _AS_ZEROS:
+            target, count = _AS_ZEROS[target]
+            args, kwargs = args[:count], {k: v for k, v in kwargs.items() if k != "memory_format"}
         leaves = pytree.tree_leaves((args, kwargs))
         if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and not is_random(
             target, args, kwargs

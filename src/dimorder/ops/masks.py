@@ -134,7 +134,7 @@ def _compared(comparison: Any) -> _Number:
         steps, swapped = _COMPARISONS[comparison]
         if known is None:
             x, known, steps = given["other"], constant_of(n, x), _COMPARISONS[swapped][0]
-        if known is None or known.is_floating_point() or known.abs().max() >= EXACT_INTEGERS:
+        if known is None or known.is_floating_point() or known.double().abs().max() >= EXACT_INTEGERS:
             return None
         if dtype != torch.float32 or dtype_of(x).is_floating_point:
             return None

@@ -14,6 +14,7 @@ from dimorder.graph.tracing import Value
 from dimorder.ops.parts_bits import BITS
 from dimorder.ops.parts_gamma import GAMMA, INCOMPLETE
 from dimorder.ops.parts_grid import GRIDS
+from dimorder.ops.parts_grouped import GROUPED, SAME_AS
 from dimorder.ops.parts_indexed import INDEXED
 from dimorder.ops.parts_linalg import LINALG
 from dimorder.ops.parts_normalization import NORMALIZED
@@ -36,6 +37,7 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         **INDEXED,
         **SORTED,
         **NORMALIZED,
+        **GROUPED,
         **GRIDS,
         **LINALG,
         **VALUES,
@@ -50,6 +52,7 @@ def parts_of(
     name: Any, args: Sequence[Value], in_parts: Mapping[Any, Callable[..., Any]]
 ) -> Callable[..., Any] | None:
     """Return the function that writes a call in parts, if its operator is among `in_parts`."""
+    name = SAME_AS.get(str(name), name)
     if name not in in_parts:
         return None
     if name is aten.convolution.default and not any(isinstance(each, torch.fx.Node) for each in args[1:3]):

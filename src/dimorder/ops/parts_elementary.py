@@ -116,7 +116,6 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.isfinite.default: lambda x: x.abs() < math.inf,
     aten.softshrink.default: _softshrink,
     **{packet.default: decomposition_table[packet.default] for packet in (aten.isinf, aten.hardshrink)},
-    aten.topk.default: _topk,
 }
 LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
@@ -132,5 +131,6 @@ ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         **{target: of_floats(function) for target, function in _OF_FLOATS.items()},
         **LIMITS,
         aten.diagonal.default: _diagonal,
+        aten.topk.default: _topk,
     }
 )

@@ -41,13 +41,15 @@ def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: b
     if not stable or not x.dim():
         return torch.sort(x, dim, descending)
     y = x.transpose(dim, -1)
-    if not x.is_floating_point() or y.numel() * y.shape[-1] > MOST_PAIRS:
+    if y.numel() * y.shape[-1] > MOST_PAIRS:
         return NotImplemented
     places = torch.arange(y.shape[-1])
     own, other = y.unsqueeze(-1), y.unsqueeze(-2)
     less, more = (own, other) if descending else (other, own)
-    is_before = torch.logical_or(less < more, _is_nan_alone(more, less))
-    is_equal = torch.logical_or(less == more, torch.logical_and(torch.isnan(less), torch.isnan(more)))
+    is_before, is_equal = less < more, less == more
+    if x.is_floating_point():
+        is_before = torch.logical_or(is_before, _is_nan_alone(more, less))
+        is_equal = torch.logical_or(is_equal, torch.logical_and(torch.isnan(less), torch.isnan(more)))
     is_earlier = torch.logical_and(is_equal, places < places.unsqueeze(-1))
     ranks = torch.logical_or(is_before, is_earlier).to(torch.float32).sum(-1, keepdim=True)
     found = torch.where(ranks == places, places.unsqueeze(-1).to(torch.float32), 0.0).sum(-2).to(torch.int64)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from transformers.integrations import moe
 
 from tests.targets.cases import Case, Y, aten, r
 from tests.targets.litert import linalg_cases
 
+assert moe  # registers the operator of mixtures of experts
+grouped = torch.ops.transformers.grouped_mm_fallback
 I = torch.tensor([[[4, 0, 2, 2, 6, 1, 3], [1, 4, 0, 3, 2, 5, 2], [0, 3, 3, 1, 4, 2, 6]]]) % 5  # noqa: E741
 B = Y > 0.3
 BETWEEN = Y.sigmoid()
@@ -253,6 +256,16 @@ CASES: dict[str, Case] = {
             *torch.kthvalue(x, 2, 2, True),
         ),
         (Y,),
+        (),
+    ),
+    "in parts: groups of rows": (
+        lambda x, few, w, v, ends: (
+            grouped(x, w, ends),
+            grouped(x, v.transpose(1, 2), torch.clamp_max(ends, 5)),
+            grouped(few, v.transpose(1, 2), torch.clamp_max(ends, 2)),
+            grouped(few, w, torch.clamp_max(ends, 1)),
+        ),
+        (r(9, 4), r(2, 4), r(6, 4, 5), r(6, 3, 4), torch.tensor([2, 2, 5, 6, 6, 9], dtype=torch.int32)),
         (),
     ),
     "in parts: the most frequent": (

@@ -152,12 +152,19 @@ def _extremum(kind: str, of_truth: str) -> Row:
 
 def _topk(w: LiteRtWriter, x: LiteRtValue, count: int, largest: bool, shapes: Any) -> list[LiteRtValue]:
     """Return the largest or smallest numbers of each row in order, and their places; the first of equals."""
-    y = x if largest else w.elementwise("NEG", x)
+
+    def turned(value: LiteRtValue) -> LiteRtValue:
+        """Turn the order of numbers round, and of integers without an overflow."""
+        if x.dtype in (F32, F16):
+            return w.elementwise("NEG", value)
+        return w.elementwise("SUB", w.number(-1, x.dtype), value)
+
+    y = x if largest else turned(x)
     y = w.reshape(y, (x.size // x.shape[-1], x.shape[-1]))
     shape = (y.shape[0], count)
     operands = [y, w.number(count, I32)]
     numbers, places = w.ops("TOPK_V2", operands, [(shape, x.dtype), (shape, I32)])
-    numbers = numbers if largest else w.elementwise("NEG", numbers)
+    numbers = numbers if largest else turned(numbers)
     return [w.reshape(each, to) for each, to in zip((numbers, cast(w, places, I64)), shapes, strict=True)]
 
 
@@ -165,7 +172,7 @@ def _check_last(a: Arguments) -> str | None:
     rank, dtype = len(a.shape), a.self.meta["val"].dtype
     if rank and a.dim % rank != rank - 1:
         return f"an order along dimension {a.dim} of {rank}; LiteRT has it along the last"
-    return None if rank and dtype in (F32, F16) else f"an order of {dtype}"
+    return None if rank and dtype in (F32, F16, I32, I64) else f"an order of {dtype}"
 
 
 def _arg(largest: bool) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
