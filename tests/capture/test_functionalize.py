@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.export import ExportedProgram
 from torch.nn import functional as F
 
@@ -216,3 +217,16 @@ def test_values_of_another_type_or_shape_may_be_written_into_a_buffer(target: st
     for call in (x, x + 1, x * 3):
         for got, wanted in zip(lowered.run(call), network(call), strict=True):
             assert torch.allclose(got, wanted, atol=1e-6)
+
+
+def test_a_function_that_torch_export_keeps_as_a_call_is_decomposed() -> None:
+    """transformers' masks of several kinds of tokens are exported so."""
+
+    class Indexes(nn.Module):
+        def forward(self, x: Tensor, place: Tensor) -> Tensor:
+            with TransformGetItemToIndex():
+                return x * x[place]
+
+    x, place = torch.randn(5, 3), torch.tensor(2)
+    lowered = dimorder.lower(Indexes(), (x, place), target="torch")
+    assert torch.equal(lowered(x, place + 1), x * x[3])

@@ -126,6 +126,8 @@ def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bo
         return True  # computed from sizes
     if node.op == "get_attr":  # the graph of a branch
         branch = getattr(node.graph.owning_module, str(node.target))
+        if not isinstance(branch, torch.fx.GraphModule):  # what torch.export keeps of a mapped function
+            return False
         called = (each for each in branch.graph.nodes if each.op in ("call_function", "get_attr"))
         return all(_is_functional(each, operators) for each in called)
     if not isinstance(node.target, torch._ops.OpOverload):
