@@ -358,3 +358,16 @@ def test_numbers_below_the_normal_ones_are_zero_to_some_kernels() -> None:
     found = [program.run((x,), partial(NoisyRun, seed=seed))[0].tolist() for seed in range(3)]
     assert Place()(x).tolist() == [2.0, 3.0]
     assert [0.0, 0.0] in found
+
+
+def test_integers_that_a_rounding_chooses_show_nothing() -> None:
+    """The pixels of a plane are equal but for roundings, which decide where the largest one is."""
+
+    class Places(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            alike = torch.matmul(x.softmax(-1), torch.ones(7, 6)).sigmoid()
+            return torch.nn.functional.max_pool2d(alike, 2, return_indices=True)[1]
+
+    net = Places()
+    with pytest.raises(VerificationError, match=r"with other roundings.*\n.*nothing can be shown"):
+        trial_on(net, torch.randn(1, 3, 4, 7)).compare_once(lambda inputs: [net(*inputs) + 1], "the program")

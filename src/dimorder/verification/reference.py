@@ -131,6 +131,8 @@ class Reference:
                 if found <= allowed:
                     break
         if not found <= allowed:
+            if not floating and self._is_chosen_by_roundings(i):
+                raise self._nothing_shown(i, error, what, "PyTorch's own with other roundings", found)
             if not relative_error(narrow[i], self.expected[i]) <= max(allowed, TOLERANCE):
                 raise _exported_otherwise(what, self.named(i), error)
             raise wrong(what, self.named(i), error)
@@ -163,6 +165,11 @@ class Reference:
                 yield "what keeps its sums in float16", outputs
         for seed in range(1, DRAWS + 1):
             yield "half precision with other roundings", self._draw(seed, half_sums)
+
+    def _is_chosen_by_roundings(self, i: int) -> bool:
+        """Return whether other roundings give other integers: places of nearly equal values, for example."""
+        runs = (outputs[i] for _, outputs in self._rounded_otherwise(half_sums=False, physical=None))
+        return any(not torch.equal(output, self.expected[i]) for output in runs)
 
     def _draw(self, seed: int, half_sums: bool) -> Outputs:
         """Return the network's outputs with this seed's noise, without noise for seed 0."""
