@@ -1,0 +1,63 @@
+"""Lower what nobody prepared: each architecture of transformers, at first sight."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import dimorder
+from dimorder.verification.relative_error import relative_error
+from tests.marks import slow_but
+
+from . import architectures
+
+pytest.importorskip("executorch")
+pytest.importorskip("transformers")
+
+BY_DATA = "Python decides by the elements of a tensor"
+READ_OUT = "a number that is read out of a tensor"
+# What the errors of the refused ones say.
+REFUSED = {
+    **dict.fromkeys(("fastspeech2_conformer", "fsmt", "led", "longformer", "openai_privacy_filter"), BY_DATA),
+    **dict.fromkeys(("flaubert", "jetmoe", "xlm"), READ_OUT),
+    **dict.fromkeys(("higgs_audio_v2", "vits"), "a result whose size the data decide"),
+    "glm4_moe_lite": "Attempting to broadcast",  # torch.export traces it with other shapes than it has
+    "mobilevit": "so much of a rounding",
+    "paligemma": "as torch.export's program does",  # it masks otherwise while it is exported
+    "rwkv": "the program writes to it",
+    "switch_transformers": "Couldn't swap Linear.weight",
+    "vit_mae": "random numbers",
+}
+QUICK = ["dpt", "exaone_moe", "cpmant", "t5gemma2"]
+ALL = architectures.names()
+GROUPS = [tuple(ALL[i::40]) for i in range(40)]
+
+
+@pytest.mark.parametrize("group", slow_but([(each,) for each in (QUICK, *GROUPS)], [(QUICK,)]))
+def test_each_is_lowered_right_or_refused_for_a_known_reason(group: Sequence[str]) -> None:
+    assert [fault for name in group if (fault := check(name))] == []
+
+
+def check(name: str) -> str:
+    """Return what is wrong with the lowering of an architecture, or nothing."""
+    built = architectures.build(name)
+    if built is None:
+        return f"{name} is not built" if name in QUICK else ""
+    network, inputs = built
+    with torch.no_grad():
+        wanted = copy.deepcopy(network)(*inputs)
+    try:
+        lowered = dimorder.lower(network, inputs, target="xnnpack")
+    except dimorder.DimorderError as error:
+        return "" if REFUSED.get(name, "not refused") in str(error) else f"{name}: {error}"
+    if name in REFUSED:
+        return f"{name} is refused no longer"
+    with torch.no_grad():
+        after = network(*inputs)
+    if not all(map(torch.equal, after, wanted)):
+        return f"{name} computes otherwise after it was lowered"
+    errors = [relative_error(*pair) for pair in zip(lowered(*inputs), wanted, strict=True)]
+    return f"{name} is off by {max(errors)}" if max(errors) > 1e-3 else ""
