@@ -61,3 +61,13 @@ def check(name: str) -> str:
         return f"{name} computes otherwise after it was lowered"
     errors = [relative_error(*pair) for pair in zip(lowered(*inputs), wanted, strict=True)]
     return f"{name} is off by {max(errors)}" if max(errors) > 1e-3 else ""
+
+
+@pytest.mark.slow
+def test_a_quantised_network_of_which_torch_names_the_calls_anew_is_compared_call_by_call() -> None:
+    """It writes positions in place, so that torch decomposes it."""
+    built = architectures.build("dab-detr")
+    assert built is not None
+    network, (image,) = built
+    quantised = dimorder.quantize(network, [image, torch.randn_like(image)])
+    assert not dimorder.lower(quantised, (image,), target="xnnpack").artifact.outside

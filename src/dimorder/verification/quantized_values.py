@@ -16,10 +16,12 @@ from torch.nn import Module
 
 from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.capture.integers import WEIGHTED
+from dimorder.capture.passes import EXPORTED_PASSES
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import CUTS, EXPORTED, bound
+from dimorder.graph.passes import run_passes
 from dimorder.graph.quantized import QUANTIZE, Scaled
 from dimorder.graph.tracing import is_half
 from dimorder.ops.quantization import is_dynamic
@@ -69,6 +71,8 @@ def record_quantized(
     state: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> QuantizedValues:
     """Return what an exported program quantizes. `state` has its buffers' values before the call."""
+    if not state_of(exported) and not is_dynamic(captured):  # torch names the calls anew that it decomposes
+        exported = run_passes(EXPORTED_PASSES, exported)
     run = _QuantizedRun(_with_state(exported, state))
     run.run(*inputs)
     after = dict(state)
