@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,7 +121,18 @@ class KeepsTable(nn.Module):
         return x * self.table["rows"]
 
 
-@pytest.mark.parametrize("model", [Installs(), KeepsTable()], ids=["installs", "keeps"])
+class KeepsState(nn.Module):
+    """Keeps a table in an object, which it makes anew for another size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "state") or self.state.table.shape[0] != x.shape[-1]:
+            self.state = SimpleNamespace(table=torch.arange(1.0, 1 + x.shape[-1]))
+        return x * self.state.table
+
+
+@pytest.mark.parametrize(
+    "model", [Installs(), KeepsTable(), KeepsState()], ids=["installs", "keeps", "in an object"]
+)
 def test_a_network_that_was_never_called_is_lowered_as_often_as_one_likes(model: nn.Module) -> None:
     x = torch.randn(2, 3, 5, 7)
     expected = copy.deepcopy(model)(x)

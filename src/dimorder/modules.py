@@ -93,8 +93,18 @@ def without_fake_tensors(model: nn.Module) -> Iterator[None]:
 _MISSING = object()
 
 
-def _has_fake_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
+def _has_fake_tensor(value: Any, seen: set[int] | None = None) -> bool:
+    """Return whether a value holds a tensor without data or a symbolic size, be it within objects."""
+    seen = set() if seen is None else seen
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return True
+        if id(leaf) in seen or isinstance(leaf, (Tensor, nn.Module, type)) or not hasattr(leaf, "__dict__"):
+            continue
+        seen.add(id(leaf))
+        if any(_has_fake_tensor(each, seen) for each in vars(leaf).values()):
+            return True
+    return False
 
 
 @contextmanager

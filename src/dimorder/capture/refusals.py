@@ -75,7 +75,10 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
             "weights that were made within torch.inference_mode",
             "make or load the network outside of it, or lower it within it",
         ),
-        "found a fake tensor in the exported program constant's list": _BY_GRADIENT,
+        "found a fake tensor in the exported program constant's list": (
+            "a gradient (torch.autograd.grad), or a tensor without data that an earlier export left",
+            _BY_GRADIENT[1],
+        ),
         "functorch tensor": _BY_GRADIENT,
     }
 )
