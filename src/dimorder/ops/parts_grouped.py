@@ -19,8 +19,8 @@ def _grouped_matmul(
 ) -> Any:
     """Multiply rows (S, K) by matrices (E, K, N): those up to the first end by the first one, and so on.
 
-    Finite rows after the last end become zeros. With few rows, each is multiplied by its own matrix. Otherwise
-    it stands in its matrix's columns of a row of E * K elements, zeros elsewhere, which one linear multiplies.
+    Finite rows after the last end become zeros. With few rows, each is multiplied by its own matrix. Else it
+    stands in its matrix's columns of a row of E * K elements, zeros elsewhere, which one linear multiplies.
     """
     if x.dim() != 2 or weights.dim() != 3 or ends is None or bias is not None:
         return NotImplemented
