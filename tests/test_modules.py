@@ -109,7 +109,7 @@ class Installs(nn.Module):
 
 
 class KeepsTable(nn.Module):
-    """KeepsTable a table of its first call in an attribute that is None before."""
+    """Keeps a table of its first call in an attribute that is None before."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +59,7 @@ def names() -> list[str]:
 
 
 def build(name: str) -> tuple[Tensors, tuple[Tensor, ...]] | None:
-    """Return a network and its inputs; None if transformers does not build or run it in these sizes."""
+    """Return a network and its inputs; None if transformers does not build it in these sizes."""
     load_torchvision()
     from transformers import AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -73,15 +74,20 @@ def build(name: str) -> tuple[Tensors, tuple[Tensor, ...]] | None:
             return None
         network = AutoModel.from_config(config).float().eval()
         inputs, options = _call(network, config)
-        wrapped = Tensors(network, list(inputs), options)
-        with torch.no_grad():
-            outputs = Tensors(AutoModel.from_config(config).float().eval(), list(inputs), options)(
-                *inputs.values()
-            )
     except Exception:  # a configuration whose sizes do not fit together, or another input than these
         return None
-    is_sound = all(output.isfinite().all() for output in outputs)
-    return (wrapped, tuple(inputs.values())) if is_sound else None
+    return Tensors(network, list(inputs), options), tuple(inputs.values())
+
+
+def first_outputs(network: Tensors, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
+    """Return what a copy of a network computes; None if it does not run, or makes no finite numbers."""
+    twin = copy.deepcopy(network)
+    try:
+        with torch.no_grad():
+            outputs: list[Tensor] = twin(*inputs)
+    except Exception:  # sizes that do not fit together, or inputs that it lacks
+        return None
+    return outputs if all(output.isfinite().all() for output in outputs) else None
 
 
 def _make_small(config: Any) -> None:
@@ -90,7 +96,7 @@ def _make_small(config: Any) -> None:
     for key, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             _make_small(value)
-        elif key in SIZES and type(value) in (int, float, type(SIZES[key])) and value is not None:
+        elif key in SIZES and type(value) in (int, float, type(SIZES[key])):
             setattr(config, key, SIZES[key])
 
 

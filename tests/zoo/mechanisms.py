@@ -148,13 +148,7 @@ NETWORKS: tuple[Network, ...] = (
     ),
     row("rt_detr", RT_DETR, PHOTO, "transformers selects", targets=FLOATS),
     row("mixture_of_experts", MIXTURE, text(9, mask=False), "transformers selects", targets=FLOATS),
-    row(
-        "grouped_experts",
-        GROUPED_MIXTURE,
-        text(9, mask=False),
-        "transformers selects",
-        targets={**FLOATS, "tosa": "TOSA has no aten.topk.default"},
-    ),
+    row("grouped_experts", GROUPED_MIXTURE, text(9, mask=False), "transformers selects", targets=FLOATS),
     row("llama_cached", stateful.llama, _token, "transformers state", targets=WITH_STATE),
     row("gpt2_cached", stateful.gpt2, _token, "transformers state", targets=WITH_STATE),
     row(

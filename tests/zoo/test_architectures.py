@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -36,23 +33,22 @@ REFUSED = {
     "vit_mae": "random numbers",
 }
 QUICK = ["dpt", "exaone_moe", "cpmant", "t5gemma2"]
-ALL = architectures.names()
-GROUPS = [tuple(ALL[i::40]) for i in range(40)]
+GROUPS = 40
 
 
-@pytest.mark.parametrize("group", slow_but([(each,) for each in (QUICK, *GROUPS)], [(QUICK,)]))
-def test_each_is_lowered_right_or_refused_for_a_known_reason(group: Sequence[str]) -> None:
-    assert [fault for name in group if (fault := check(name))] == []
+@pytest.mark.parametrize("group", slow_but(["quick", *range(GROUPS)], ["quick"]))
+def test_each_is_lowered_right_or_refused_for_a_known_reason(group: int | str) -> None:
+    names = architectures.names()[group::GROUPS] if isinstance(group, int) else QUICK
+    assert [fault for name in names if (fault := check(name))] == []
 
 
 def check(name: str) -> str:
     """Return what is wrong with the lowering of an architecture, or nothing."""
     built = architectures.build(name)
-    if built is None:
-        return f"{name} is not built" if name in QUICK else ""
+    wanted = None if built is None else architectures.first_outputs(*built)
+    if built is None or wanted is None:
+        return f"{name} does not run" if name in QUICK else ""
     network, inputs = built
-    with torch.no_grad():
-        wanted = copy.deepcopy(network)(*inputs)
     try:
         lowered = dimorder.lower(network, inputs, target="xnnpack")
     except dimorder.DimorderError as error:

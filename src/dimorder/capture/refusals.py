@@ -56,6 +56,7 @@ _BY_GRADIENT = (
     "a gradient (torch.autograd.grad, torch.func.grad), which torch.export cannot trace",
     "lower its graph instead: torch.fx.experimental.proxy_tensor.make_fx(network)(*inputs)",
 )
+
 # What was found, and what to do, by a part of torch's text.
 _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
