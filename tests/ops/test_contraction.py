@@ -46,6 +46,15 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "constant by matmul": case(lambda m, x: m.w @ x, (2, 6, 5, 7), w=constant(4, 5)),
         "batched constant": case(lambda m, x: x @ m.w, (2, 6, 5, 7), w=constant(6, 7, 3)),
         "batched constant first": case(lambda m, x: m.w @ x, (2, 6, 5, 7), w=constant(6, 4, 5)),
+        "batched constant, all of the batch": case(
+            lambda m, x: x @ m.w, (2, 6, 5, 7), w=constant(2, 6, 7, 3)
+        ),
+        "batched constant, some of the batch": case(
+            lambda m, x: m.w @ x, (2, 6, 3, 5, 7), w=constant(2, 1, 3, 4, 5)
+        ),
+        "batched constant, more of the batch": case(
+            lambda m, x: x @ m.w, (6, 1, 5, 7), w=constant(2, 6, 3, 7, 3)
+        ),
         "inner size 1": case(lambda m, x, y: x @ y, (2, 5, 1), (2, 1, 3)),
         "outer size 1": case(lambda m, x, y: x @ y, (2, 1, 5), (2, 5, 1)),
         "square of one value": case(lambda m, x: x @ x.transpose(-1, -2), (2, 6, 5, 7)),

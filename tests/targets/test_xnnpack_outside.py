@@ -20,6 +20,9 @@ from tests.targets.xnnpack_runs import PICTURE, compare, compare_lowered, to_nch
 NHWC_BOTH = {"input_orders": "NHWC", "output_orders": "NHWC"}
 LONG = r(3, 2, 7, 70)  # so long a running sum is not built from others
 
+COPY = "dim_order_ops::_clone_dim_order.out"
+SEVEN = r(2, 3, 2, 3, 2, 5, 7)
+
 # What stays outside: name -> function, inputs, orders promised, constants, delegates, outside, conversions
 Outside = tuple[
     Callable[..., Any], tuple[Tensor, ...], dict[str, Any], tuple[Tensor, ...], int, dict[str, int], int
@@ -169,6 +172,42 @@ OUTSIDE: dict[str, Outside] = {
         (r(5, 2, 3, 3),),
         1,
         {"aten::convolution.out": 1},
+        0,
+    ),
+    "an input of seven dimensions": (
+        lambda x: torch.relu(x) + 1,
+        (SEVEN,),
+        {},
+        (),
+        1,
+        {"aten::view_copy.out": 1},
+        0,
+    ),
+    "a softmax in the midst of seven dimensions": (
+        lambda x: x.softmax(3) + 1,
+        (SEVEN,),
+        {},
+        (),
+        1,
+        {"aten::permute_copy.out": 1, "aten::view_copy.out": 1},
+        2,
+    ),
+    "a matmul that broadcasts seven dimensions": (
+        lambda x, c: torch.matmul(x + 0.5, c) * 2,
+        (SEVEN,),
+        {},
+        (r(3, 1, 3, 1, 7, 4),),
+        2,
+        {"aten::bmm.out": 1, "aten::expand_copy.out": 2, "aten::view_copy.out": 1, COPY: 1},
+        0,
+    ),
+    "a matmul whose batch is five dimensions elsewhere": (
+        lambda x, c: torch.matmul(x, c) + x.reshape(2, 3, 2, 3, 2, 35).sum((1, 3), keepdim=True).sum(),
+        (r(72, 5, 7),),
+        {},
+        (r(72, 7, 7),),
+        1,
+        {},
         0,
     ),
 }

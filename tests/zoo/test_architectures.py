@@ -21,10 +21,6 @@ REFUSED = {
     **dict.fromkeys(("fastspeech2_conformer", "fsmt", "led", "longformer", "openai_privacy_filter"), BY_DATA),
     **dict.fromkeys(("flaubert", "jetmoe", "xlm"), READ_OUT),
     **dict.fromkeys(("higgs_audio_v2", "vits"), "a result whose size the data decide"),
-    **dict.fromkeys(
-        ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen4_exp_text"),
-        "7 dimensions where XNNPACK has at most 6",
-    ),
     "glm4_moe_lite": "Attempting to broadcast",  # torch.export traces it with other shapes than it has
     "mobilevit": "so much of a rounding",
     "paligemma": "as torch.export's program does",  # it masks otherwise while it is exported

@@ -277,8 +277,21 @@ def require_capabilities(
 
 
 def left_faults(program: ExportedProgram, extracted: Extracted, capabilities: Capabilities) -> Iterator[str]:
+    """Yield what the target does not compute, where the plan has it inside.
+
+    A view may lie outside if what it reads, or all that reads it, may lie there: it moves no element. A
+    conversion is part of no operator.
+    """
+
+    def is_outside(node: Node) -> bool:
+        origin = origin_of(node)
+        if "site" not in origin or origin.get("converts"):
+            return True
+        return extracted.sites[origin["site"]].node in extracted.outside
+
     for node, why in _not_computed(program, extracted, capabilities):
-        if extracted.sites[origin_of(node)["site"]].node not in extracted.outside:
+        leads_out = is_outside(node.all_input_nodes[0]) or all(map(is_outside, node.users))
+        if not is_outside(node) and not (node.target is aten.view.default and leads_out):
             yield f"{node_title(node)}: left outside, where the plan has it inside: {why}"
 
 

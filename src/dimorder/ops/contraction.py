@@ -177,17 +177,12 @@ def _has_one_column(node: torch.fx.Node) -> bool:
 def _multiply(c: Call) -> None:
     """Lower a matmul, in the order of its arrangement.
 
-    If both operands have the same batch, its dimensions stay as the operands have them. Otherwise each batch
-    axis is one dimension, so that it broadcasts. A batch that the right operand lacks becomes more rows of
-    the left. If the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    The dimensions of the batch stay as the operands have them, and are parted where an operand broadcasts.
+    A batch that the right operand lacks becomes more rows of the left. If the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
     """
     batch = c.labelled("b")
-    same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
     m, k, n = c.by_label("m", "k", "n")
-    outer = [[token] for token in batch]
-    if same:
-        outer = [group for group in c.split(alone=batch) if group and group[0] in batch]
-    outer = outer or [[]]
+    outer = [group for group in c.split(alone=batch) if group and group[0] in batch] or [[]]
     place = {token: p for p, token in enumerate(c.arrangement.tokens)}
 
     def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
