@@ -111,5 +111,5 @@ def test_attention_over_a_batch_and_a_length_is_one_delegate(kind: str) -> None:
     for shape in ((1, 2, 24), (6, 20, 24), (2, 9, 24)):
         x = torch.randn(shape)
         with torch.no_grad():
-            wanted = attention()(x)
+            wanted = attention()(x) if kind == "float16" else made(x)  # integers saturate where floats do not
         assert (lowered.run(x.to(given.dtype)) - wanted).norm() <= 0.05 * wanted.norm()

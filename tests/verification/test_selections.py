@@ -15,6 +15,7 @@ from dimorder.layout.rewrite import rewrite
 from dimorder.verification.numerics import Float64Run
 from dimorder.verification.selections import Selections
 from dimorder.verification.verify import Trial
+from tests.small_networks import Net
 
 X = torch.randn(1, 3, 40, 56, generator=torch.Generator().manual_seed(2))
 
@@ -53,10 +54,11 @@ class Case:
         net = Picks(pick, offset).eval()
         found = dimorder.plan(net, (X,))
         program = rewrite(found.extracted, found.layout_plan, found.contract)
-        selections = Selections.of(program, found.contract, found.extracted.buffers)
+        captured = found.extracted.annotated.program
+        selections = Selections.of(program, found.contract, found.extracted.buffers, captured.exported)
         assert selections is not None
         self.selections = selections
-        self.trial = Trial(net, found.extracted.annotated.program, found.contract)
+        self.trial = Trial(net, captured, found.contract)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         results = Float64Run(graph_with_tensors(self.selections.program)).tensors(*inputs)
@@ -110,3 +112,29 @@ def test_a_network_that_selects_is_lowered(target: str) -> None:
     pytest.importorskip({"torch": "torch", "xnnpack": "executorch", "litert": "ai_edge_litert"}[target])
     lowered = dimorder.lower(Picks(PICKS["topk"], 1e5).eval(), (X,), target=target)
     assert lowered.max_rel_error == 0
+
+
+class PicksRows(nn.Module):
+    """Returns the rows that are least by integers, several of which are equal, and the sorted integers."""
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows[x.topk(3, largest=False).indices] * 2, *x.sort()
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert", "tosa"])
+def test_places_of_equal_integers_may_be_others_than_torch_has(target: str) -> None:
+    """A target in whose terms `topk` and `sort` are written has its own sequence of equal ones."""
+    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    x, rows = torch.tensor([[1, 1, 0, 0, 3, 2]]), torch.arange(30).reshape(6, 5)
+    lowered = dimorder.lower(PicksRows(), (x, rows), target=target)
+    picked, ordered, places = lowered(x, rows)
+    assert torch.equal(ordered, x.sort().values)
+    assert torch.equal(x.gather(1, places), ordered)
+    assert {int(row[0]) // 10 for row in picked[0, :2]} == {2, 3}
+
+
+def test_a_stable_sort_of_integers_has_torchs_places() -> None:
+    pytest.importorskip("executorch")
+    x = torch.tensor([[1, 1, 0, 0, 3, 2]])
+    net = Net(lambda _, y: y.sort(stable=True, descending=True))
+    assert torch.equal(dimorder.lower(net, (x,), target="xnnpack")(x)[1], net(x)[1])

@@ -20,6 +20,9 @@ from torch.utils import _pytree as pytree
 VALUE = "val"  # the results of a call, as tensors without data; torch.export's key
 SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node is; torch.export's keys
 EXPORTED = "exported"  # the name of the exported program's node that a node was written for
+RESULT = (
+    "result"  # which result of which exported call a node is: its name, and a number or None for the only one
+)
 CUTS = "cuts"  # (dimension, first, end), one after the other: what a value keeps of that node's value
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
 DYNAMIC = "dynamic"  # the dimensions with dynamic sizes of the first operand: see `dynamic_dims`

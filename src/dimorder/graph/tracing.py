@@ -22,11 +22,13 @@ from dimorder.graph.nodes import (
     EXPORTED,
     MAX_SHAPE,
     RESIZES,
+    RESULT,
     UNEVEN,
     add_constant,
     add_meta,
     bound,
     graph_module,
+    is_getitem,
     set_value,
     source_of,
     tensor_of,
@@ -100,7 +102,11 @@ class Tracer:
         """Write one call of the old graph as a call of `target`, with arguments that are already traced."""
         self.node = node
         self.meta = {**source_of(node, RESIZES, UNEVEN), EXPORTED: node.name}
-        return self.call(target, args, kwargs)
+        result = self.call(target, args, kwargs)
+        if isinstance(result, torch.fx.Node):
+            call = (str(node.args[0]), node.args[1]) if is_getitem(node) else (node.name, None)
+            result.meta.setdefault(RESULT, call)
+        return result
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
         node = self.graph.placeholder(name)

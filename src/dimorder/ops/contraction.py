@@ -178,7 +178,8 @@ def _multiply(c: Call) -> None:
     """Lower a matmul, in the order of its arrangement.
 
     The dimensions of the batch stay as the operands have them, and are parted where an operand broadcasts.
-    A batch that the right operand lacks becomes more rows of the left. If the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    A batch that the right operand lacks becomes more rows of the left. If the arrangement puts n before m,
+    this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
     """
     batch = c.labelled("b")
     m, k, n = c.by_label("m", "k", "n")

@@ -91,7 +91,7 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None:
-                        _refuse(error, physical)
+                        _refuse(error, self.variants[0].program.exported)
                     own = as_function(selections.program)
                     errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
         return max(errors)
@@ -146,7 +146,7 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None or run is None:
-                        _refuse(error, physical)
+                        _refuse(error, self.variants[0].program.exported)
                     errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
         return max(errors)
 
@@ -157,7 +157,8 @@ class Checks:
         quantized = isinstance(check.trial, QuantizedTrial)
         if self.source.sizes is not None or quantized or check.choices is not None:
             return None
-        return Selections.of(physical.program, planned.contract, planned.extracted.buffers)
+        exported = self.variants[0].program.exported
+        return Selections.of(physical.program, planned.contract, planned.extracted.buffers, exported)
 
     def runs_by_default(self, target: Target) -> bool:
         """Return whether the target's runtime is fast enough to run all artifacts of the lowering."""
@@ -248,9 +249,9 @@ class Checks:
         return Trial(exported, program, contract)
 
 
-def _refuse(error: VerificationError, physical: PhysicalProgram) -> NoReturn:
+def _refuse(error: VerificationError, exported: ExportedProgram) -> NoReturn:
     """Raise the error of a program whose selections are not followed, and say so if it selects anything."""
-    if not selects(physical.program):
+    if not selects(exported):
         raise error
     fix = "return the scores, or lower it for one size: nearly equal ones may change places; else report it"
     raise type(error)(error.where, error.found, fix) from error

@@ -7,7 +7,7 @@ be the best ones, within the tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import add_outputs
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import EXPORTED, bound, is_getitem, operator_at, origin_of
+from dimorder.graph.nodes import RESULT, bound, operator_at, origin_of
 from dimorder.ops.problem_map import BufferInfo
 
 aten = torch.ops.aten
@@ -62,14 +62,20 @@ class Selections:
     places: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(physical: ExportedProgram, contract: Contract, buffers: Sequence[BufferInfo]) -> Selections | None:
+    def of(
+        physical: ExportedProgram,
+        contract: Contract,
+        buffers: Sequence[BufferInfo],
+        exported: ExportedProgram,
+    ) -> Selections | None:
         """Return the selections of a physical program without state, by its buffers; None without any."""
+        places = {(node.name, _PLACES[node.target]) for node in _selecting_calls(exported)}
         found: dict[int, tuple[Node, str]] = {}
         for node in physical.graph.nodes:
             origin = origin_of(node)
-            name = _selecting_call(buffers[origin["buffer"]]) if "buffer" in origin else None
-            if name is not None:
-                found.setdefault(origin["buffer"], (node, name))
+            result = buffers[origin["buffer"]].root.meta.get(RESULT) if "buffer" in origin else None
+            if result in places:
+                found.setdefault(origin["buffer"], (node, result[0]))
         if not found or contract.state:
             return None
         nodes = [node for node, _ in found.values()]
@@ -99,19 +105,17 @@ class Selections:
 
 
 def selects(program: ExportedProgram) -> bool:
-    """Return whether a program selects places by scores that are floats."""
-    calls = (node for node in program.graph.nodes if node.target in _PLACES)
-    return any(node.all_input_nodes[0].meta["val"].is_floating_point() for node in calls)
+    """Return whether an exported program selects places that another program may select otherwise."""
+    return any(True for _ in _selecting_calls(program))
 
 
-def _selecting_call(buffer: BufferInfo) -> str | None:
-    """Return the exported program's call that selects the places in a buffer, or None."""
-    node, result = buffer.root, None
-    if is_getitem(node):
-        node, result = node.args[:2]  # type: ignore[assignment]
-    if node.target not in _PLACES or _PLACES[node.target] != result:
-        return None
-    return node.meta.get(EXPORTED) if node.all_input_nodes[0].meta["val"].is_floating_point() else None
+def _selecting_calls(exported: ExportedProgram) -> Iterator[Node]:
+    """Yield the calls that select by floats, or among equal integers in any sequence."""
+    for node in exported.graph.nodes:
+        if node.target in _PLACES:
+            is_float = node.all_input_nodes[0].meta["val"].is_floating_point()
+            if is_float or node.target in (aten.topk.default, aten.sort.default):
+                yield node
 
 
 class _FollowingRun(GraphRun):
