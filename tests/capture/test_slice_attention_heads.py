@@ -33,6 +33,19 @@ class Merged(nn.Module):
         return x.view(2, 3, 7, 4).exp().transpose(1, 2).reshape(2, 7, 12)
 
 
+class Repeated(nn.Module):
+    """Each of `heads` heads is read twice, as attention with fewer heads of keys does."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = 12 // self.heads
+        heads = x.view(2, self.heads, 1, 7, size).exp()
+        return heads.expand(2, self.heads, 2, 7, size).reshape(2, 2 * self.heads, 7, size)
+
+
 def rewritten(net: nn.Module, most: int = 32) -> tuple[Captured, list[str]]:
     program = capture(net, (X,))
     wanted = program.module(X)
@@ -65,7 +78,14 @@ def test_heads_are_merged_by_slices() -> None:
     assert rewritten(Merged())[1] == ["reshape", *SLICES, "cat", "reshape"]
 
 
-@pytest.mark.parametrize("net", [Heads((0, 2, 1, 3)), Merged()])
+@pytest.mark.parametrize(
+    ("heads", "calls"), [(3, ["reshape", "reshape", *SLICES, "cat"]), (1, ["reshape", "reshape", "cat"])]
+)
+def test_heads_are_repeated_by_slices(heads: int, calls: list[str]) -> None:
+    assert rewritten(Repeated(heads))[1] == calls
+
+
+@pytest.mark.parametrize("net", [Heads((0, 2, 1, 3)), Merged(), Repeated(3)])
 def test_many_heads_stay(net: nn.Module) -> None:
     assert "cat" not in rewritten(net, most=2)[1]
 
@@ -87,6 +107,22 @@ class Attention(nn.Module):
 def attention() -> nn.Module:
     torch.manual_seed(0)
     return Attention().eval()
+
+
+class Grouped(Attention):
+    """The same with half as many heads of keys, each of which two heads of queries read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = nn.Linear(24, 12), nn.Linear(24, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q = self.q(x).view(n, length, 4, 6).transpose(1, 2)
+        pair = (p(x).view(n, length, 2, 6).transpose(1, 2) for p in (self.k, self.v))
+        k, v = (each[:, :, None].expand(n, 2, 2, length, 6).reshape(n, 4, length, 6) for each in pair)
+        y = (q @ k.transpose(2, 3) / 6**0.5).softmax(-1) @ v
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(n, length, 24)))
 
 
 ROWS = ({0: Dim("N", min=1, max=6), 1: Dim("L", min=2, max=20)},)
@@ -113,3 +149,14 @@ def test_attention_over_a_batch_and_a_length_is_one_delegate(kind: str) -> None:
         with torch.no_grad():
             wanted = attention()(x) if kind == "float16" else made(x)  # integers saturate where floats do not
         assert (lowered.run(x.to(given.dtype)) - wanted).norm() <= 0.05 * wanted.norm()
+
+
+def test_attention_with_fewer_heads_of_keys_is_one_delegate() -> None:
+    pytest.importorskip("executorch")
+    import dimorder
+
+    net = Grouped().eval()
+    lowered = dimorder.lower(net, (torch.randn(3, 7, 24),), dynamic_shapes=ROWS, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for shape in ((1, 2, 24), (6, 20, 24)):
+        torch.testing.assert_close(lowered.run(x := torch.randn(shape)), net(x), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Split and merge attention heads by slices, if a reshape would give several dynamic sizes.
+"""Split, repeat and merge attention heads by slices, if a reshape would give several dynamic sizes.
 
 XNNPACK derives only one size of a reshape. A slice takes one head, and a concatenation puts heads in a row.
 """
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def slice_attention_heads(module: GraphModule, most: int, varying: Collection[int]) -> None:
-    """Write reshapes that split or merge at most `most` heads as slices and concatenations, in place.
+    """Write reshapes that split, repeat or merge at most `most` heads as slices and concatenations, in place.
 
     It does so only if the reshape gives several of the `varying` sizes.
 
@@ -34,6 +34,7 @@ def slice_attention_heads(module: GraphModule, most: int, varying: Collection[in
     for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default):
         if is_stuck(node, varying):
             _split(node, most)
+            _repeat(node, most)
             _merge(node, most)
     module.graph.eliminate_dead_code()
 
@@ -75,6 +76,23 @@ def _moves_heads(permute: Node, rank: int) -> bool:
 def _swapped(rank: int) -> list[int]:
     """Return the order of dimensions with heads before rows."""
     return [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+
+
+def _repeat(reshape: Node, most: int) -> None:
+    """Replace heads that an expansion repeats and a reshape puts in a row by joined slices."""
+    expand, shape = args_of(reshape)[0], shape_of(reshape)
+    if expand.target is not aten.expand.default or len(shape_of(expand)) != len(shape) + 1:
+        return
+    alone, (*outer, count, rows, size) = args_of(expand)[0], shape
+    *_, heads, times, _, _ = shape_of(expand)
+    if shape_of(alone) != (*outer, heads, 1, rows, size) or heads * times != count or count > most:
+        return
+    with reshape.graph.inserting_before(reshape):
+        value, dim = reshaped(reshape, alone, [*outer, heads, rows, size]), len(outer)
+        cuts = [(value, dim, i, i + 1, 1) for i in range(heads)]
+        pieces = [add_predicted(reshape, aten.slice.Tensor, *cut) for cut in cuts] if heads > 1 else [value]
+        row = [piece for piece in pieces for _ in range(times)]
+        reshape.replace_all_uses_with(add_predicted(reshape, aten.cat.default, row, dim))
 
 
 def _merge(reshape: Node, most: int) -> None:
