@@ -10,7 +10,7 @@ import pytest
 from dimorder.cli import main
 from dimorder.latency.bench import Bench, Timed
 from dimorder.latency.profile import OperatorTime
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 from dimorder.report.bench_page import bench_page
 from dimorder.targets.xnnpack.times import KernelTime
 from tests.report.test_plan_page import Page

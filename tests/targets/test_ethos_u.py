@@ -125,7 +125,7 @@ def test_the_packing_is_that_of_executorch() -> None:
     from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    from dimorder.plans.network_plan import Place
+    from dimorder.plans.explanation import Place
     from dimorder.targets.ethos_u.vela import compile_by_vela
 
     network = by_arm(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).eval(), inputs())

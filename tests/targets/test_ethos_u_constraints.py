@@ -13,7 +13,7 @@ pytest.importorskip("executorch")
 
 import dimorder
 from dimorder.errors import UnsupportedError
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 from dimorder.targets.ethos_u.constraints import CONSTRAINTS, refusals
 from dimorder.targets.ethos_u.vela import compile_by_vela
 from dimorder.targets.tosa.rescale import rescale

@@ -210,19 +210,6 @@ def test_an_input_or_output_that_cannot_be_written_is_named(name: str) -> None:
     assert told.splitlines() == [place, f"  found: {found}", f"  fix: {CHANGE}"]
 
 
-def test_a_transpose_of_too_many_dimensions_is_no_plan() -> None:
-    def scrambled(x: Tensor) -> Tensor:
-        halves = x.reshape(2, 3, 2, 3, 2, 3, 2).permute(6, 4, 2, 0, 5, 3, 1)
-        return halves.softmax(3).reshape(16, 27)
-
-    first, *rest = refused(scrambled, (r(36, 12),)).splitlines()
-    assert first == f"input 'inputs_0' or aten.softmax.int ({CALLED})"
-    assert rest == [
-        "  found: its result is wanted in an order that takes a transpose of more than 6 dimensions",
-        "  fix: permute fewer dimensions at once, or choose another target",
-    ]
-
-
 def test_an_input_beyond_32_bits_is_refused_when_it_is_fed() -> None:
     lowered = dimorder.lower(Net(lambda x: x * 2), (torch.arange(5),), target="tosa")
     assert lowered.run(torch.arange(5)).tolist() == [0, 2, 4, 6, 8]

@@ -25,7 +25,7 @@ from dimorder.latency.timing import interleaved
 from dimorder.ops.dialect import decompose
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.wasted_levels import clamp_range
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import is_permute
 

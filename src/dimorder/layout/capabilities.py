@@ -36,8 +36,8 @@ class Capabilities:
         implementations: The implementations that run on the target, as `operator/implementation`, of the
             operators that have several. The largest set comes first; the next set is used if there are too
             many candidate orders. Attention is one operator for a target that lists `FUSED_ATTENTION`.
-        max_rank: The highest rank of a transpose, with dimensions that stay together counted as one; None is
-            unlimited.
+        max_rank: The highest rank of a transpose, with dimensions that stay together counted as one. A
+            conversion of a higher rank is several transposes. None is unlimited.
         at_all_sizes: `at_all_sizes(call, constants, numbers)` is None if the target, which computes a call at
             some sizes, does so at all of them, else the reason why not. `numbers` are the numbers of the call
             and of its operands.

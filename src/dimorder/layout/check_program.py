@@ -208,7 +208,7 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
             continue
         name, origin = node_title(node), origin_of(node)
         if origin.get("converts"):
-            if node.target is aten.clone.default:
+            if "order" in origin:  # others come before the last transpose of a conversion
                 converted.append((origin["buffer"], tuple(origin["order"])))
             if node.target is aten.clone.default and not _is_conversion(node):
                 yield f"{name}: a conversion that is no permute and dense copy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,13 +88,3 @@ def _run_length(site: Site, arrangement: Arrangement, piece: BufferInfo, i: int)
 
 def _cuts(label: str) -> bool:
     return label.startswith("cut.") or label == "step"
-
-
-def transpose_rank(source: AxisOrder, target: AxisOrder) -> int:
-    """Return the rank of a transpose between two orders.
-
-    Dimensions that stay together count as one.
-    """
-    position = {axis: i for i, axis in enumerate(source)}
-    breaks = sum(position[b] != position[a] + 1 for a, b in itertools.pairwise(target))
-    return breaks + 1

@@ -17,12 +17,12 @@ from dimorder.graph.tracing import shape_of
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidates
 from dimorder.layout.capabilities import Capabilities, Verdicts
-from dimorder.layout.costs import Costs, transpose_rank
+from dimorder.layout.costs import Costs
 from dimorder.layout.site_map import SiteMap, map_sites, require_alike
-from dimorder.ops.problem_map import Arrangement, BufferInfo, Site, dimension_axes, layout_of
+from dimorder.ops.problem_map import Arrangement, BufferInfo, Site, dimension_axes, layout_of, transposes
 from dimorder.ops.relation import AxisOrder, Token
 from dimorder.planning.plan import LayoutPlan
-from dimorder.planning.problem import Buffer, Config, Cost, InvalidChoice, LayoutProblem, Step
+from dimorder.planning.problem import Buffer, Config, Cost, InvalidChoice, LayoutProblem, Step, add_costs
 from dimorder.planning.solve import solve
 
 MAX_CONFIGS = 2048  # configurations of one operator
@@ -36,13 +36,15 @@ class Extracted(SiteMap):
         problem: The layout problem. Its steps are aligned with `sites`.
         arrangements: The arrangements of each site, aligned with the configurations of its step.
         outside: The calls that the target does not compute, and why.
+        max_rank: The highest rank of a transpose on the target; None is unlimited.
     """
 
     problem: LayoutProblem
     arrangements: tuple[tuple[Arrangement, ...], ...]
     outside: Mapping[torch.fx.Node, str]
+    max_rank: int | None
 
-    def repriced(self, buffers: tuple[BufferInfo, ...], costs: Costs, max_rank: int | None) -> LayoutProblem:
+    def repriced(self, buffers: tuple[BufferInfo, ...], costs: Costs) -> LayoutProblem:
         """Return the problem with buffers of other sizes, each with only the orders of configurations."""
         orders: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         for step in self.problem.steps:
@@ -58,7 +60,7 @@ class Extracted(SiteMap):
                 for config, arrangement in zip(step.configs, arrangements, strict=True)
             )
             steps.append(replace(step, configs=configs))
-        made = _priced(buffers, orders, costs, max_rank)
+        made = _priced(buffers, orders, costs, self.max_rank)
         return replace(self.problem, buffers=made, steps=tuple(steps))
 
 
@@ -109,11 +111,11 @@ def extract(
         annotated = [annotate(each.program, known) for each, known in zip(annotated, row_major, strict=True)]
 
 
-def choose(extracted: Extracted, max_rank: int | None) -> LayoutPlan:
+def choose(extracted: Extracted) -> LayoutPlan:
     """Return the cheapest plan.
 
     Raises:
-        UnsupportedError: if every plan needs a transpose of a rank above `max_rank`.
+        UnsupportedError: if every plan needs a conversion that the target lacks.
     """
     try:
         return solve(extracted.problem)
@@ -125,7 +127,7 @@ def choose(extracted: Extracted, max_rank: int | None) -> LayoutPlan:
         ]
         raise UnsupportedError(
             " or ".join(stuck[:3]),
-            f"its result is wanted in an order that takes a transpose of more than {max_rank} dimensions",
+            f"its result is wanted in an order that no transposes of {extracted.max_rank} dimensions lead to",
             "permute fewer dimensions at once, or choose another target",
         ) from error
 
@@ -202,7 +204,7 @@ class _Extractor:
         problem = LayoutProblem(self.costs.units, buffers, tuple(steps), candidates)
         extracted = self._at(first, problem, tuple(arrangements))
         others = self.maps[1:]
-        problems = [extracted.repriced(each.buffers, self.costs, max_rank) for each in others]
+        problems = [extracted.repriced(each.buffers, self.costs) for each in others]
         return [
             extracted,
             *(self._at(*each, tuple(arrangements)) for each in zip(others, problems, strict=True)),
@@ -216,6 +218,7 @@ class _Extractor:
             problem=problem,
             arrangements=arrangements,
             outside=self._by_node(found, self.outside),
+            max_rank=self.verdicts.capabilities.max_rank,
         )
 
     def _by_node(self, found: SiteMap, reasons: Mapping[int, str]) -> dict[torch.fx.Node, str]:
@@ -311,13 +314,17 @@ def _priced_buffer(
 ) -> Buffer:
     """Return a buffer with the most common cost of its conversions, and the pairs with other costs."""
 
-    def is_offered(source: AxisOrder, target: AxisOrder) -> bool:
-        return max_rank is None or len(source) <= max_rank or transpose_rank(source, target) <= max_rank
+    def price(source: AxisOrder, target: AxisOrder) -> Cost | None:
+        if max_rank is None or len(source) <= max_rank:
+            return costs.conversion(info, source, target)
+        steps = transposes(source, target, max_rank)
+        if steps is None:
+            return None
+        prices = [costs.conversion(info, *pair) for pair in itertools.pairwise((source, *steps))]
+        offered = [cost for cost in prices if cost is not None]
+        return add_costs(offered, len(costs.units)) if len(offered) == len(prices) else None
 
-    found: dict[tuple[AxisOrder, AxisOrder], Cost | None] = {
-        pair: costs.conversion(info, *pair) if is_offered(*pair) else None
-        for pair in itertools.permutations(layouts, 2)
-    }
+    found = {pair: price(*pair) for pair in itertools.permutations(layouts, 2)}
     usual = Counter(cost for cost in found.values() if cost is not None).most_common(1)
     default = usual[0][0] if usual else (0,) * len(costs.units)
     return Buffer(info.root.name, default, {p: cost for p, cost in found.items() if cost != default})

@@ -50,7 +50,7 @@ def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> Expor
 def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
     """Return the physical program of a plan as a module, before export."""
     program = extracted.annotated.program
-    b = Builder(program.constant, extracted.buffers)
+    b = Builder(program.constant, extracted.buffers, extracted.max_rank)
     inputs, carried = iter(contract.inputs), carried_by(extracted, plan)
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):

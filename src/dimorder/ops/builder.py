@@ -13,7 +13,7 @@ import torch
 
 from dimorder.graph.nodes import add_meta, add_origin, origin_of
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, Scaled, are_equal
-from dimorder.ops.problem_map import BufferInfo, common_runs
+from dimorder.ops.problem_map import BufferInfo, common_runs, transposes
 from dimorder.ops.relation import AxisOrder
 
 aten = torch.ops.aten
@@ -40,10 +40,14 @@ class Builder:
     writes = True  # whether the program is built, and not only calls to ask a target about
 
     def __init__(
-        self, value_of: Callable[[torch.fx.Node], torch.Tensor], buffers: Sequence[BufferInfo]
+        self,
+        value_of: Callable[[torch.fx.Node], torch.Tensor],
+        buffers: Sequence[BufferInfo],
+        max_rank: int | None = None,
     ) -> None:
-        # `value_of` returns the constant that a node of the captured program reads.
-        self.value_of, self.buffers = value_of, buffers
+        # `value_of` returns the constant that a node of the captured program reads. `max_rank` is the highest
+        # rank of a transpose.
+        self.value_of, self.buffers, self.max_rank = value_of, buffers, max_rank
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.memory: dict[tuple[int, AxisOrder], Physical] = {}
@@ -72,14 +76,21 @@ class Builder:
         return self.memory[buffer, order]
 
     def convert(self, buffer: int, source: Physical, order: AxisOrder) -> Physical:
-        """Convert a buffer by an explicit permute between dense tensors.
+        """Convert a buffer by explicit permutes between dense tensors: one, or those that the rank allows."""
+        steps = transposes(source.order, order, self.max_rank)
+        assert steps is not None, "a conversion that is not offered"
+        for step in steps:
+            source = self._transposed(buffer, source, step)
+        add_origin(source.node, buffer=buffer, order=list(order))
+        return source
 
-        Physical dimensions of `source` stay whole if the permute allows it.
-        """
+    def _transposed(self, buffer: int, source: Physical, order: AxisOrder) -> Physical:
+        """Write one permute. Physical dimensions of `source` stay whole if the permute allows it."""
         position = {axis: i for i, axis in enumerate(order)}
         runs = source.runs
         pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
-        if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
+        most = self.max_rank or math.inf
+        if runs is None or len(runs) > most or any(position[b] != position[a] + 1 for a, b in pairs):
             dynamic = self.buffers[buffer].dynamic_axes
             runs = common_runs(source.order, order, dynamic if len(dynamic) > 1 else ())
         shaped = self.shaped(buffer, source, runs)
@@ -88,7 +99,7 @@ class Builder:
         permuted = self.call(aten.permute.default, shaped, dims)
         dense = self.dense(permuted)
         add_origin(permuted, converts=True)
-        add_origin(dense, converts=True, buffer=buffer, order=list(order))
+        add_origin(dense, converts=True)
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
     def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,6 +111,47 @@ def dimension_axes(view: BufferView, shape: Sequence[int], buffers: Sequence[Buf
             axes = (*axes, left.pop(0))
         found.append(axes)
     return found
+
+
+def transpose_rank(source: AxisOrder, target: AxisOrder) -> int:
+    """Return the rank of a transpose between two orders.
+
+    Dimensions that stay together count as one.
+    """
+    position = {axis: i for i, axis in enumerate(source)}
+    breaks = sum(position[b] != position[a] + 1 for a, b in itertools.pairwise(target))
+    return breaks + 1
+
+
+def transposes(source: AxisOrder, target: AxisOrder, max_rank: int | None) -> list[AxisOrder] | None:
+    """Return the orders after each of the transposes of at most `max_rank` that lead from one to another.
+
+    Each transpose before the last one puts axes together that are neighbours in `target`. None if these would
+    exceed the rank too, which is possible below 4.
+
+    >>> transposes((0, 1, 2, 3, 4, 5, 6), (6, 4, 2, 0, 5, 3, 1), 6)
+    [(1, 2, 3, 4, 6, 0, 5), (6, 4, 2, 0, 5, 3, 1)]
+    >>> transposes((0, 1, 2, 3), (0, 2, 3, 1), 2)
+    [(0, 2, 3, 1)]
+    """
+    steps = []
+    while max_rank is not None and transpose_rank(source, target) > max_rank:
+        joined = [order for order in _joined(source, target) if transpose_rank(source, order) <= max_rank]
+        if not joined:
+            return None
+        source = min(joined, key=lambda order: transpose_rank(order, target))
+        steps.append(source)
+    return [*steps, target]
+
+
+def _joined(source: AxisOrder, target: AxisOrder) -> Iterator[AxisOrder]:
+    """Yield orders like `source` in which some axes that are neighbours in `target` lie together."""
+    runs = common_runs(source, target)
+    wanted = sorted(runs, key=lambda run: target.index(run[0]))
+    for first, last in itertools.combinations(range(len(wanted)), 2):
+        together = wanted[first : last + 1]
+        moved = [together if run == wanted[last] else [run] for run in runs if run not in together[:-1]]
+        yield tuple(itertools.chain(*itertools.chain(*moved)))
 
 
 def common_runs(

@@ -26,7 +26,8 @@ from dimorder.pipeline.source import Request, Source, SourcesBySize
 from dimorder.pipeline.variants import Variant, capture_points, make_variants
 from dimorder.planning.problem import Cost, evaluate
 from dimorder.planning.solve import LIMIT_S
-from dimorder.plans.network_plan import NetworkPlan, Place
+from dimorder.plans.explanation import Place
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.point_errors import at_point
@@ -135,18 +136,18 @@ def solve_layout(
             may run in other ways at one point than at another.
     """
     contract, target = variants[0].contract, variants[0].target
-    max_rank, sizes = target.capabilities.max_rank, source.sizes
+    sizes = source.sizes
     progress(StepPart("solve", limit_s=LIMIT_S))
     if sizes is None and request.cost_at:
         fix = "leave it out, or give the network dynamic sizes"
         raise UsageError("cost_at", "a network without dynamic sizes", fix)
     if sizes is None:
         problem, proof = problems[0], None
-        layout = choose(problem, max_rank)
+        layout = choose(problem)
     else:
         at = None if request.cost_at is None else sizes.point(request.cost_at)
         points = [variant.point for variant in variants]
-        problem, layout, proof = plan_ranges(problems, points, sizes, costs, max_rank, at, progress)
+        problem, layout, proof = plan_ranges(problems, points, sizes, costs, at, progress)
         contract = sizes.make_contract([variant.contract for variant in variants])
     contract = replace(contract, state=state_specs(problem, layout))
     return NetworkPlan(target.name, contract, layout, problem, ranges=proof)
@@ -179,7 +180,7 @@ def solve_sizes(
 
     target = variants[0].target
     nearest = min(range(len(variants)), key=lambda i: distance(variants[i]))
-    best = [choose(each, target.capabilities.max_rank) for each in report_each(problems, "solve", progress)]
+    best = [choose(each) for each in report_each(problems, "solve", progress)]
     choice, plans = best[nearest].choice, []
     for problem, variant, alone in zip(problems, variants, best, strict=True):
         found, proven = evaluate(problem.problem, choice), alone.certificate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dimorder.plans.network_plan import NetworkPlan, PlannedConversion
+from dimorder.plans.explanation import PlannedConversion
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.report.colours import COLOURS
 from dimorder.report.operator_rows import OperatorRow, operator_rows
 from dimorder.report.parts import size

@@ -12,7 +12,8 @@ from dimorder.clock import Progress, report_each
 from dimorder.eager.inspection.findings import COSTLY, Finding
 from dimorder.eager.inspection.inspection import Inspection
 from dimorder.eager.inspection.traced import Kind, TracedCall
-from dimorder.plans.network_plan import Explanation, NetworkPlan
+from dimorder.plans.explanation import Explanation
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.report.operator_rows import OperatorRow, dim_order_family, operator_rows
 from dimorder.report.plan_graph import Edge, edges_of
 from dimorder.text import shape_text

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from html import escape
 
 from dimorder.lowered import Lowered
-from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion
+from dimorder.plans.explanation import Explanation, PlannedConversion
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.report import graph_section as graph
 from dimorder.report import parts
 from dimorder.report.drawing import explain_largest, plan_drawing

@@ -76,7 +76,6 @@ def plan_ranges(
     points: Sequence[Point],
     program: SymbolicProgram,
     costs: Costs,
-    max_rank: int | None,
     cost_at: Point | None,
     progress: Progress = lambda step: None,
 ) -> tuple[Extracted, LayoutPlan, RangeProof]:
@@ -87,14 +86,13 @@ def plan_ranges(
         points: sizes at which the network was captured.
         program: the network with its dynamic sizes.
         costs: what conversions and configurations cost.
-        max_rank: the highest rank of a transpose on the target.
         cost_at: the sizes to plan for; the default is the middle of each range.
         progress: is told of each corner.
 
     Raises:
         UnsupportedError: if sizes are not known at `cost_at`.
     """
-    resize = _Resize(extracted, points, costs, max_rank)
+    resize = _Resize(extracted, points, costs)
     at = program.middle if cost_at is None else cost_at
     planned = extracted[points.index(at)] if at in points else resize.at(at)
     if planned is None:  # its sizes are not affine functions
@@ -104,7 +102,7 @@ def plan_ranges(
             points, key=lambda point: sum(abs(point[name] - size) for name, size in program.middle.items())
         )
         planned = extracted[points.index(at)]
-    plan = choose(planned, max_rank)
+    plan = choose(planned)
     proof = RangeProof(program.symbols, at, (), None)
     corners = [resize.at(corner) for corner in program.corners]
     if None in corners or not program.is_affine():
@@ -116,7 +114,7 @@ def plan_ranges(
     )
     proof = replace(proof, corners=found)
     own = zip((planned, *extracted), (at, *points), strict=True)
-    known = [(each.repriced(each.buffers, costs, max_rank), point) for each, point in own]
+    known = [(each.repriced(each.buffers, costs), point) for each, point in own]
     curved = [_curved(problem, point, problems, program.symbols) for problem, point in known]
     lower = [_without(problem, set().union(*(each for each in curved if each))) for problem in problems]
     paid = [evaluate(problem, plan.choice).cost for problem in lower]
@@ -136,10 +134,8 @@ def plan_ranges(
 class _Resize:
     """The layout problem of a network at any point, derived from those at a few points."""
 
-    def __init__(
-        self, extracted: Sequence[Extracted], points: Sequence[Point], costs: Costs, max_rank: int | None
-    ) -> None:
-        self.extracted, self.points, self.costs, self.max_rank = extracted, points, costs, max_rank
+    def __init__(self, extracted: Sequence[Extracted], points: Sequence[Point], costs: Costs) -> None:
+        self.extracted, self.points, self.costs = extracted, points, costs
         self.lines: dict[tuple[int, ...], tuple[str, AffineFunction] | None] = {}  # by the sizes of an axis
 
     def at(self, point: Point) -> Extracted | None:
@@ -151,7 +147,7 @@ class _Resize:
         buffers = tuple(info for info in found if info is not None)
         if len(buffers) < len(found):
             return None
-        return replace(first, problem=first.repriced(buffers, self.costs, self.max_rank), buffers=buffers)
+        return replace(first, problem=first.repriced(buffers, self.costs), buffers=buffers)
 
     def _resized(self, infos: Sequence[BufferInfo], point: Point) -> BufferInfo | None:
         first = infos[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 
 SHOWN = 5  # operators in the printout, those with the most cycles first
 

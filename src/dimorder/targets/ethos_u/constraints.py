@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 
 from dimorder.errors import UnsupportedError
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 from dimorder.targets.ethos_u import is_u85
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 from dimorder.targets.tosa.resize import is_doubling

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from dimorder.layout.costs import Buffers, Costs, moved_in_short_runs, transpose_rank
-from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.layout.costs import Buffers, Costs, moved_in_short_runs
+from dimorder.ops.problem_map import Arrangement, BufferInfo, Site, transpose_rank
 from dimorder.ops.relation import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.ethos_u import macs

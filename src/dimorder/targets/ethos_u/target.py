@@ -21,7 +21,7 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.table import elements_of
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 from dimorder.targets.base import Artifact, Target, TargetFiles
 from dimorder.targets.ethos_u import accelerator_named, info, is_u85
 from dimorder.targets.ethos_u.constraints import require_compilable

@@ -22,7 +22,7 @@ from executorch.backends.arm.ethosu.compile_spec import EthosUCompileSpec
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.plans.network_plan import Place
+from dimorder.plans.explanation import Place
 from dimorder.targets.npu_report import NpuLayer, NpuReport
 
 _ONE_AT_A_TIME = threading.Lock()  # Vela keeps tables of its own, and its output is redirected
