@@ -265,6 +265,15 @@ class Nothing(torch.nn.Module):
         return x * math.nan
 
 
+class Power(torch.nn.Module):
+    def __init__(self, exponent: float) -> None:
+        super().__init__()
+        self.exponent = exponent
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x**self.exponent + x
+
+
 class Negatives(torch.nn.Module):
     """Its first output is NaN wherever any number of a row is negative, or above 1."""
 
@@ -283,6 +292,13 @@ def test_a_network_of_small_numbers_is_tried_on_these() -> None:
     assert found.compare(lambda held: [torch.acos(held[0])], "the program") == 0
     with pytest.raises(VerificationError):
         found.compare(lambda held: [torch.acos(held[0] * 0.999)], "the program")
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+def test_a_network_of_positive_numbers_is_tried_on_these(is_real: bool) -> None:
+    """Half of the normal numbers have no real power, but not all of them."""
+    found = trial_on(Power(1.3 if is_real else 0), torch.rand(5, 7))
+    assert bool((found.inputs[0] < 0).any()) is not is_real and found.input_matters
 
 
 def test_a_network_that_takes_few_inputs_is_tried_near_the_examples() -> None:

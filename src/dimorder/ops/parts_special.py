@@ -237,7 +237,6 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
         packet.default: decomposition_table[packet.default]
         for packet in (aten.sinc, aten.frac, aten.deg2rad, aten.rad2deg, aten.isposinf, aten.isneginf)
     },
-    aten.true_divide.Tensor: torch.div,
     aten.lerp.Scalar: lambda x, y, weight: (
         x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
     ),

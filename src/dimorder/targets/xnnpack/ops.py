@@ -46,6 +46,13 @@ def _convolve_in_space(x: Tensor, *others: Any) -> Any:
     return PARTS[aten.convolution.default](x, *others) if x.dim() == 5 else NotImplemented
 
 
+def _clamp_floats(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
+
+
 def _sum_of_integers(
     x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
@@ -64,6 +71,7 @@ IN_PARTS: Mapping[Any, Callable[..., Any]] = {
     **PAIRS,
     **QUOTIENTS,
     aten.sum.dim_IntList: _sum_of_integers,
+    aten.clamp.Tensor: _clamp_floats,
     aten.convolution.default: _convolve_in_space,  # ExecuTorch's kernel has one and two dimensions
 }
 
