@@ -36,6 +36,31 @@ def test_what_torch_cannot_prove_of_sizes_is_computed_for_each() -> None:
             assert max(errors(lowered, module, torch.randn(1, 3, length))) <= 1e-4
 
 
+class Token(nn.Module):
+    """One token that is learned, repeated for each item, looks at the others; its angles are of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 24))
+        self.norm, self.query, self.key = nn.LayerNorm(24), nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.query(self.norm(self.token.expand(x.shape[0], -1, -1)))
+        with torch.autocast("cpu", enabled=False):
+            key = self.key(x.sin())
+        return (query @ key.transpose(1, 2)).softmax(-1) @ key
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "litert"])
+def test_a_learned_token_and_a_region_without_autocast_are_the_same_at_all_sizes(target: str) -> None:
+    """The rows of the token's query differ by roundings, for torch multiplies more rows otherwise."""
+    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    module, dims = Token().eval(), ({0: Dim("N", min=1, max=33)},)
+    lowered = dimorder.lower(module, (torch.randn(3, 5, 24),), dynamic_shapes=dims, target=target)
+    for count in (1, 2, 17, 33):
+        assert max(errors(lowered, module, torch.randn(count, 5, 24))) <= 1e-4
+
+
 class Scaled(nn.Module):
     """Resizes a picture by a factor, so that an odd size is rounded down."""
 

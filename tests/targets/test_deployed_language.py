@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder.errors import UnsupportedError
 from dimorder.verification.relative_error import relative_error
 from tests import zoo
 from tests.marks import slow_but
@@ -35,7 +34,6 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     ),
     "clip_text": (LOOKUP, CAST, "aten::eq.Scalar_out", "aten::argmax.out", "aten::index.Tensor_out"),
 }
-REFUSED = {"clip_text": "argmax of torch.int32; TOSA's profile FP has it for floats"}
 
 
 def tensors(result: object) -> list[Tensor]:
@@ -71,10 +69,6 @@ def test_tosa(name: str) -> None:
     row = zoo.network(name)
     module = row.build()
     args, kwargs = row.call()
-    if name in REFUSED:
-        with pytest.raises(UnsupportedError, match=REFUSED[name]):
-            dimorder.lower(module, args, kwargs, target="tosa")
-        return
     lowered = dimorder.lower(module, args, kwargs, target="tosa")
     args, kwargs = row.call(seed=2)
     assert error(lowered.run(*args, **kwargs), row.run(module, seed=2)) <= TOLERANCE

@@ -98,6 +98,16 @@ ELEMENTWISE: dict[str, Case] = {
     "powers below 0": (lambda x: (x**-2, x**-5, x**-16), (Y.sign() * (Y.abs() + 0.5),), ()),
     "powers, added": (lambda x: x**3 + x**4 + x**1, (Y,), ()),
     "powers of positive numbers": (lambda x: x**0.5 + x**-0.5 + x**-1 + x**1.7, (P,), ()),
+    "powers by tensors of one number": (
+        lambda x, e, ones: (x**e, x.abs() ** (e - 0.3 * ones)),
+        (Y,),
+        (torch.tensor(3.0), torch.ones(7)),
+    ),
+    "places of integers": (
+        lambda i: (i.argmax(1), i.argmin(0), (i % 5).argmax(), i.argmin(-1, True)),
+        (I,),
+        (),
+    ),
     "powers of a number": (lambda x: (2**x, 0.7**x), (Y,), ()),
     "reciprocal": (torch.reciprocal, (P,), ()),
     "comparisons": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -100,6 +100,26 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
 
+def _arg_of_integers(extreme: Callable[..., Tensor], lacking: Collection[torch.dtype]) -> Callable[..., Any]:
+    """Return a function for the place of an extreme integer: the first 1 among those equal to it."""
+
+    def compute(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        if x.dtype not in lacking or not x.dim() or (dim is None and keepdim):
+            return NotImplemented
+        x, dim = (x.reshape(-1), 0) if dim is None else (x, dim)
+        return torch.argmax((x == extreme(x, dim, True)).to(torch.float32), dim, keepdim)
+
+    return compute
+
+
+def places_of(lacking: Collection[torch.dtype]) -> dict[Any, Callable[..., Any]]:
+    """Return how places of extremes are written for a target that lacks these operators of some integers."""
+    return {
+        aten.argmax.default: _arg_of_integers(torch.amax, lacking),
+        aten.argmin.default: _arg_of_integers(torch.amin, lacking),
+    }
+
+
 _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.atan.default: _atan,
     aten.asin.default: lambda x: _atan(x / torch.sqrt((1 - x) * (1 + x))),
@@ -122,8 +142,6 @@ LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.nan_to_num.default: _nan_to_num,
         aten.clamp_min.Tensor: torch.maximum,
         aten.clamp_max.Tensor: torch.minimum,
-        aten.max.other: torch.maximum,
-        aten.min.other: torch.minimum,
     }
 )
 ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(

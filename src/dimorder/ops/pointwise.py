@@ -92,6 +92,16 @@ def _power(n: Tracer, x: Value, exponent: float) -> Value:
     return square if exponent == 2 else n.write(aten.mul.Tensor, square, x if exponent == 3 else square)
 
 
+def _power_of_tensor(n: Tracer, x: Value, exponent: Value) -> Value:
+    """Write a power whose exponents are one constant as that with a number, which every target has."""
+    plain = n.emit(aten.pow.Tensor_Tensor, x, exponent)
+    if not isinstance(exponent, torch.Tensor) or not exponent.numel() or not dtype_of(x).is_floating_point:
+        return plain
+    first = exponent.flatten()[0]
+    same = (shape_of(plain), dtype_of(plain)) == (shape_of(x), dtype_of(x))
+    return n.write(aten.pow.Tensor_Scalar, x, first.item()) if same and (exponent == first).all() else plain
+
+
 # The bounds of each operator that clamps, from its arguments by name; None is no bound (see `clamp_bounds`).
 CLAMP_BOUNDS: Mapping[Any, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = MappingProxyType(
     {
@@ -121,6 +131,7 @@ OPERATORS = (
     pointwise(aten.log_sigmoid.default),
     pointwise(aten.rsub.Tensor),
     pointwise(aten.pow.Tensor_Scalar, _power),
+    pointwise(aten.pow.Tensor_Tensor, _power_of_tensor),
     Operator(
         (aten._prelu_kernel.default,),
         relate_pointwise,

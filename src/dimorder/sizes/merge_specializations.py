@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, dynamic_calls
 from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, set_value
-from dimorder.graph.quantized import are_equal
+from dimorder.graph.quantized import Scaled, are_equal
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError, SizeWriter
 
@@ -147,10 +147,14 @@ class _Merger:
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
 
+_ROUNDINGS = 64  # of the largest number of a constant
+
+
 def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the common content of tensors that differ only in sizes, with a size of 1 wherever they vary.
 
-    None if they differ in anything else.
+    None if they differ in anything else but roundings. Equal rows that were computed from constants differ in
+    these, for a matmul adds up in another sequence with more rows.
 
     >>> broadcast_row([torch.tensor([[1, 2]] * 3), torch.tensor([[1, 2]] * 5)])
     tensor([[1, 2]])
@@ -161,6 +165,16 @@ def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
     for d, sizes in enumerate(zip(*(tensor.shape for tensor in tensors), strict=True)):
         if len(set(sizes)) > 1:
             row = row.narrow(d, 0, 1)
-    if not all(are_equal(tensor, row.expand(tensor.shape)) for tensor in tensors):
+    if not all(_are_alike(tensor, row.expand(tensor.shape)) for tensor in tensors):
         return None
     return row.contiguous()
+
+
+def _are_alike(tensor: Tensor, row: Tensor) -> bool:
+    """Return whether two constants are equal, or floats that roundings explain."""
+    if are_equal(tensor, row):
+        return True
+    if tensor.dtype != row.dtype or not tensor.is_floating_point() or isinstance(tensor, Scaled):
+        return False
+    atol = _ROUNDINGS * torch.finfo(tensor.dtype).eps * float(tensor.abs().max())
+    return torch.allclose(tensor, row, rtol=0, atol=atol, equal_nan=True)

@@ -74,7 +74,7 @@ CASES: dict[str, Callable[..., Any]] = {
     ),
     "places of the largest": lambda x, y: (
         x.argmax(1),
-        y.argmin(-1, True),
+        y.argmin(0, True),
         (x // 3 % 5).argmax(),
         y.argmin(),
     ),
@@ -92,10 +92,9 @@ def test_no_bit_is_lost(name: str) -> None:
             torch.testing.assert_close(mine, wanted, rtol=1e-6 if wanted.is_floating_point() else 0, atol=0)
 
 
-@pytest.mark.parametrize("function", [lambda x: x.argmax(0), lambda x: x**5])
-def test_what_litert_lacks_for_int64_is_refused(function: Callable[..., Any]) -> None:
+def test_what_litert_lacks_for_int64_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"torch\.int64"):
-        dimorder.lower(Net(function, ()), (X,), target="litert")
+        dimorder.lower(Net(lambda x: x**5, ()), (X,), target="litert")
 
 
 def test_a_divisor_of_zero_ends_the_call_as_in_torch() -> None:

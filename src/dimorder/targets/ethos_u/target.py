@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NoReturn
 
@@ -52,8 +52,8 @@ class NpuPte(Artifact):
     bit for bit.
     """
 
-    data: bytes
-    graph: TosaArtifact
+    data: bytes = field(repr=False)
+    graph: TosaArtifact = field(repr=False)
     npu: NpuReport
     delegates: int = 1
     stand_in: str = "TOSA graph"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -49,7 +49,7 @@ _INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
 class CompiledArtifact(Artifact):
     """A package of machine code, with its contract inside."""
 
-    data: bytes
+    data: bytes = field(repr=False)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return self._loaded(inputs)

@@ -180,10 +180,7 @@ def _arg(largest: bool) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
 
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         x = w.dense(a.self)
-        x = w.reshape(x, (x.size,) if a.dim is None else x.shape or (1,))
-        if x.dtype == I64:
-            one = (x.size // x.shape[-1], 1)
-            return w.reshape(_topk(w, x, 1, largest, (one, one))[1], a.shape)
+        x = w.reshape(x, x.shape or (1,))
         x, dim = w.in_ranks(x, (a.dim or 0) % len(x.shape))
         shape = (*x.shape[:dim], *x.shape[dim + 1 :])
         return w.reshape(w.op(kind, [x, w.sizes([dim])], shape, I64, outputType=_INT64), a.shape)
@@ -195,11 +192,8 @@ _INT64 = 4  # TensorType of the schema
 
 
 def _check_arg(a: Arguments) -> str | None:
-    x = a.self.meta["val"]
-    is_last = a.dim is None or a.dim % max(x.dim(), 1) == max(x.dim() - 1, 0)
-    if x.dtype in (F32, F16, I32) or (x.dtype == I64 and is_last):
-        return None
-    return f"argmax of {x.dtype}" + (", which LiteRT has along the last dimension" if x.dtype == I64 else "")
+    dtype = a.self.meta["val"].dtype
+    return None if dtype in (F32, F16, I32) else f"argmax of {dtype}, which LiteRT has for torch.float32"
 
 
 # -- softmax and normalisations ----------------------------------------------------------------------------

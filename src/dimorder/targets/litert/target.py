@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -19,7 +19,7 @@ from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
-from dimorder.ops.parts_elementary import LIMITS
+from dimorder.ops.parts_elementary import LIMITS, places_of
 from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram
@@ -55,8 +55,8 @@ from dimorder.verification.network_calls import Run
 class TfLite(Artifact):
     """A sealed `.tflite` with its contract inside, and the kernels that run it here."""
 
-    data: bytes
-    graph: TfLiteGraph
+    data: bytes = field(repr=False)
+    graph: TfLiteGraph = field(repr=False)
     contract: Contract
     kernels: str = DEFAULT_KERNELS
     exact: ExactRun | None = None
@@ -172,7 +172,10 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         own_implementations=by_xnnpack.OWN,
         split_channels=by_xnnpack.SPLIT_CHANNELS,
         heads=by_xnnpack.HEADS,
-        in_parts={name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
+        in_parts={
+            **{name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
+            **places_of({torch.int64}),
+        },
         in_float32=frozenset({torch.float64}),
         in_pairs=True,
         # LiteRT resizes linearly, and repeats elements, to any sizes.

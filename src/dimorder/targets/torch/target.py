@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from dimorder.verification.network_calls import Run
 class TorchArtifact(Artifact):
     """An exported program without the dialect. It runs on any device, compiles, and is saved as a `.pt2`."""
 
-    program: ExportedProgram
+    program: ExportedProgram = field(repr=False)
     contract: Contract
 
     @cached_property

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
-from dimorder.ops.parts_elementary import ELEMENTARY
+from dimorder.ops.parts_elementary import ELEMENTARY, places_of
 from dimorder.ops.parts_pairs import PAIRS
 from dimorder.ops.table import IN_SIMPLER, PLAIN
 from dimorder.targets.base import (
@@ -64,7 +64,7 @@ class TosaArtifact(Artifact):
     `model` computes what a graph of integers gives, and `reference_run` runs `model` as a program.
     """
 
-    data: bytes
+    data: bytes = field(repr=False)
     contract: Contract
     reference_run: Run | None = None
     model: TosaModel | None = None
@@ -223,6 +223,9 @@ _OF_FLOATS = (_IMPLEMENTATIONS, _IMPLEMENTATIONS - _FIRST, _IMPLEMENTATIONS - _F
 _OF_INTEGERS = (_IMPLEMENTATIONS - _FROM_PARTS, _IMPLEMENTATIONS - _FROM_PARTS - _FIRST)
 
 
+_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+
+
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
     quantised = replace(
@@ -248,7 +251,7 @@ def _target(
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             split_channels=SPLIT_CHANNELS,
-            in_parts={**PARTS, **PAIRS, **ELEMENTARY},
+            in_parts={**PARTS, **PAIRS, **ELEMENTARY, **places_of(_INTEGERS)},
             in_pairs=True,
         ),
         counted(min_run=MIN_RUN, short_runs=0),  # by count, no graph has fewer TRANSPOSEs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ class Pte(Artifact):
     `kernels` that its delegates run. `transposes` counts the conversions inside the delegates.
     """
 
-    data: bytes
+    data: bytes = field(repr=False)
     delegates: int
     outside: Mapping[str, int]
     reference_run: Run | None = None

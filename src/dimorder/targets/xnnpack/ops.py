@@ -72,6 +72,8 @@ IN_PARTS: Mapping[Any, Callable[..., Any]] = {
     **QUOTIENTS,
     aten.sum.dim_IntList: _sum_of_integers,
     aten.clamp.Tensor: _clamp_floats,
+    aten.clamp_min.Tensor: torch.maximum,
+    aten.clamp_max.Tensor: torch.minimum,
     aten.convolution.default: _convolve_in_space,  # ExecuTorch's kernel has one and two dimensions
 }
 
