@@ -83,6 +83,29 @@ def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
     return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
 
 
+def _of_one_type(target: Any) -> Callable[..., Value]:
+    """Return the spelling of arithmetic on integers with a result of floats: the integers are cast first.
+
+    A target that computes in floats then computes all but the cast.
+    """
+
+    def spell(n: Tracer, x: Value, y: Value, **kwargs: Value) -> Value:
+        plain = n.emit(target, x, y, **kwargs)
+        if not isinstance(plain, torch.fx.Node) or not dtype_of(plain).is_floating_point:
+            return plain
+        dtype, operands = dtype_of(plain), (x, y)
+        is_whole = [isinstance(v, torch.fx.Node) and not dtype_of(v).is_floating_point for v in operands]
+        if not any(is_whole):
+            return plain
+        cast = (
+            n.write(aten._to_copy.default, value, dtype=dtype) if whole else value
+            for value, whole in zip(operands, is_whole, strict=True)
+        )
+        return n.emit(target, *cast, **kwargs)
+
+    return spell
+
+
 def _power(n: Tracer, x: Value, exponent: float) -> Value:
     """Write small powers of integers as products, which are exact and wrap: runtimes compute in floats."""
     dtype = dtype_of(x)
@@ -125,6 +148,10 @@ def clamp_bounds(target: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
 # operator gets such a value, too (see table.find).
 OPERATORS = (
     *(pointwise(target, elements=Elements.CLAMPS) for target in CLAMP_BOUNDS),
+    *(
+        pointwise(target, _of_one_type(target))
+        for target in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    ),
     pointwise(aten.floor_divide.default),
     pointwise(aten.floor_divide.Scalar),
     pointwise(aten.hardswish.default),

@@ -84,6 +84,20 @@ CASES: dict[str, Case] = {
         (WHOLE, B),
         (),
     ),
+    "bytes": (
+        lambda u, x: (
+            u.float() / 255,
+            u / 255,
+            u * 0.5 - x,
+            u.flip(1).int() + 3,
+            u.to(torch.int8),
+            (x.abs() * 40).round().to(torch.uint8),
+            (x * 90).int().to(torch.uint8),
+            (x * 90).int().to(torch.int8).float(),
+        ),
+        (torch.arange(70).reshape(2, 5, 7).mul(37).to(torch.uint8), Y),
+        (),
+    ),
     "integers that are divided": (
         lambda i, j: (i // j, i % j, torch.fmod(i, j), torch.div(i, j, rounding_mode="trunc"), i.int() // 3),
         (WHOLE, torch.tensor([3, -2, 7, 1, -5, 4, 9])),

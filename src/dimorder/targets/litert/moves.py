@@ -161,7 +161,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
         aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape), integers=True),
         aten._to_copy.default: Row(
-            lambda w, a: cast(w, w.dense(a.self), a.dtype), halves=lambda a: torch.float64 not in a.floats
+            lambda w, a: cast(w, w.dense(a.self), a.dtype),
+            halves=lambda a: torch.float64 not in a.floats,
+            integers=True,
         ),
         aten.flip.default: Row(_flip, _check_flip, integers=True),
         aten.diagonal.default: _moved(aten.diagonal.default),

@@ -32,7 +32,7 @@ _OfTwo = Callable[[LiteRtWriter, LiteRtValue, LiteRtValue], LiteRtValue]
 
 
 def cast(w: LiteRtWriter, x: LiteRtValue, dtype: torch.dtype) -> LiteRtValue:
-    """Cast as torch does: a cast to an integer goes towards zero."""
+    """Cast as torch does: a cast to an integer goes towards zero, and wraps to 8 bits."""
     if x.dtype == dtype or (x.of is not None and x.of.dtype == dtype):
         return x
     x = w.floats(x)
@@ -41,6 +41,11 @@ def cast(w: LiteRtWriter, x: LiteRtValue, dtype: torch.dtype) -> LiteRtValue:
         return w.constant(known.to(dtype))
     if F16 in (x.dtype, dtype) and F32 not in (x.dtype, dtype):
         x = w.elementwise("CAST", x, dtype=F32)
+    if dtype in (torch.int8, torch.uint8) and x.dtype != BOOL:
+        half = -torch.iinfo(dtype).min
+        x = x if x.dtype in (I32, I64) else w.elementwise("CAST", x, dtype=I32)
+        x = w.elementwise("FLOOR_MOD", add(w, x, half) if half else x, 256)
+        x = add(w, x, -half) if half else x
     return w.elementwise("CAST", x, dtype=dtype)
 
 
