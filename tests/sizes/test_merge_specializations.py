@@ -10,6 +10,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.errors import VerificationError
 from dimorder.sizes.export_symbolic import export_symbolic
+from dimorder.sizes.merge_specializations import broadcast_row
 from tests.sizes.symbols import BATCH, errors, refusal
 
 
@@ -51,3 +52,17 @@ def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
 
     first, found, fix = refusal(Halved(), torch.ones(4, 3), BATCH)
     assert first == "torch.export of Halved" and "N" in found and fix.startswith("  fix: give sizes that")
+
+
+def test_rows_that_differ_by_roundings_are_one_row() -> None:
+    row = torch.randn(1, 24)
+    assert broadcast_row([row.repeat(3, 1), row.repeat(5, 1) * (1 + 3e-7)]) is not None
+    assert broadcast_row([row.repeat(3, 1), row.repeat(5, 1) + 1e-4]) is None
+
+
+def test_a_mask_hides_no_difference_of_what_it_leaves() -> None:
+    """Beside -1e9, the distances to the last place are as small as roundings."""
+    masks = [torch.full((count, 8), -1e9) for count in (3, 5)]
+    for mask in masks:
+        mask[:, :4] = torch.arange(4.0) - len(mask)
+    assert broadcast_row(masks) is None

@@ -290,8 +290,9 @@ def left_faults(program: ExportedProgram, extracted: Extracted, capabilities: Ca
         return extracted.sites[origin["site"]].node in extracted.outside
 
     for node, why in _not_computed(program, extracted, capabilities):
-        leads_out = is_outside(node.all_input_nodes[0]) or all(map(is_outside, node.users))
-        if not is_outside(node) and not (node.target is aten.view.default and leads_out):
+        is_view = node.target is aten.view.default
+        leads_out = is_view and (is_outside(node.all_input_nodes[0]) or all(map(is_outside, node.users)))
+        if not is_outside(node) and not leads_out:
             yield f"{node_title(node)}: left outside, where the plan has it inside: {why}"
 
 

@@ -147,7 +147,7 @@ class _Merger:
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
 
-_ROUNDINGS = 64  # of the largest number of a constant
+_ROUNDINGS = 64  # that two numbers may be apart
 
 
 def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -171,10 +171,14 @@ def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _are_alike(tensor: Tensor, row: Tensor) -> bool:
-    """Return whether two constants are equal, or floats that roundings explain."""
+    """Return whether two constants are equal, or floats that roundings explain.
+
+    Sums round by a share of what they add up, of which the smaller results tell more than a mask's -1e9.
+    """
     if are_equal(tensor, row):
         return True
     if tensor.dtype != row.dtype or not tensor.is_floating_point() or isinstance(tensor, Scaled):
         return False
-    atol = _ROUNDINGS * torch.finfo(tensor.dtype).eps * float(tensor.abs().max())
-    return torch.allclose(tensor, row, rtol=0, atol=atol, equal_nan=True)
+    sizes, rounding = row.abs().flatten(), _ROUNDINGS * torch.finfo(row.dtype).eps
+    small = float(sizes.kthvalue(1 + len(sizes) // 10).values)
+    return torch.allclose(tensor, row, rtol=rounding, atol=rounding * small, equal_nan=True)
