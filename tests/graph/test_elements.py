@@ -117,6 +117,8 @@ CALLS: Mapping[Any, tuple[Any, ...]] = {
     aten.where.ScalarSelf: (X > 3, 1.0, X),
     aten.masked_fill.Scalar: (X, X > 3, 1.0),
     aten.masked_fill.Tensor: (X, X > 3, torch.tensor(1.0, dtype=torch.float64)),
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), (X, OTHER)),
+    aten.pow.Tensor_Tensor: (X, OTHER),
     aten.floor_divide.default: (X, OTHER),
     aten.floor_divide.Scalar: (X, 3),
     aten.hardswish.default: (X,),

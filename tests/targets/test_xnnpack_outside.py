@@ -189,7 +189,7 @@ OUTSIDE: dict[str, Outside] = {
         {},
         (),
         1,
-        {"aten::permute_copy.out": 1, "aten::view_copy.out": 1},
+        {"aten::view_copy.out": 1},
         2,
     ),
     "a matmul that broadcasts seven dimensions": (

@@ -130,8 +130,8 @@ def transposes(source: AxisOrder, target: AxisOrder, max_rank: int | None) -> li
     exceed the rank too, which is possible below 4.
 
     >>> transposes((0, 1, 2, 3, 4, 5, 6), (6, 4, 2, 0, 5, 3, 1), 6)
-    [(1, 2, 3, 4, 6, 0, 5), (6, 4, 2, 0, 5, 3, 1)]
-    >>> transposes((0, 1, 2, 3), (0, 2, 3, 1), 2)
+    [(6, 4, 2, 0, 1, 3, 5), (6, 4, 2, 0, 5, 3, 1)]
+    >>> transposes((0, 1, 2, 3), (0, 2, 3, 1), 6)
     [(0, 2, 3, 1)]
     """
     steps = []
