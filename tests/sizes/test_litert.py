@@ -15,6 +15,7 @@ pytest.importorskip("ai_edge_litert")
 import dimorder
 from dimorder.errors import ContractError
 from dimorder.lowered import Lowered
+from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.runtime import KERNELS, LiteRtProgram
 from dimorder.verification.relative_error import relative_error
 from tests.sizes.symbols import PICTURES, errors, lower, refusal, sized
@@ -199,3 +200,56 @@ def test_strided_windows_end_where_they_should_at_even_and_odd_sizes() -> None:
     for height in range(9, 71, 7):
         for width in (10, 11, 30, 61):
             assert max(errors(lowered, network, torch.randn(2, 3, height, width))) <= 1e-6
+
+
+class Unet(nn.Module):
+    """A strided convolution, a pool and a transposed convolution, at sizes that are multiples of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 4, 2, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.pool, self.up = nn.MaxPool2d(3, 2, 1), nn.ConvTranspose2d(8, 8, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        y = self.up(self.second(self.pool(y)))
+        return y.flatten(2) @ y.flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("most", [4, 5, 8])
+def test_a_fixed_size_that_a_batch_has_too_is_written_alike_for_all_batches(most: int) -> None:
+    """At a batch of 4, 32 is a multiple of the batch, and the image's own size."""
+    module, dims = Unet().eval(), ({0: Dim("N", min=1, max=most)},)
+    lowered = dimorder.lower(module, (torch.randn(3, 3, 32, 32),), dynamic_shapes=dims, target="litert")
+    for count in (1, 2, 4, most):
+        assert max(errors(lowered, module, torch.randn(count, 3, 32, 32))) <= 1e-4
+
+
+class Framed(nn.Module):
+    def __init__(self, amounts: tuple[int, ...]) -> None:
+        super().__init__()
+        self.amounts = amounts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x.sin(), self.amounts, value=1.5) * 2
+
+
+@pytest.mark.parametrize(
+    ("dims", "amounts", "kinds"),
+    [
+        ({0: Dim("N", min=1, max=4)}, (0, 1), {"PAD", "ADD"}),  # a constant is 0 but for the frame
+        ({0: Dim("N", min=1, max=4)}, (1, 2, 3, 0), {"PAD", "ADD"}),
+        ({2: Dim("L", min=8, max=19)}, (0, 1), {"CONCATENATION"}),
+        ({0: Dim("N", min=1, max=4), 2: Dim("L", min=8, max=19)}, (1, 2, 3, 0), {"PADV2"}),
+    ],
+)
+def test_a_frame_of_another_number_is_added_at_all_sizes(
+    dims: dict[int, Dim], amounts: tuple[int, ...], kinds: set[str]
+) -> None:
+    module = Framed(amounts)
+    lowered = dimorder.lower(module, (torch.randn(3, 5, 9),), dynamic_shapes=(dims,), target="litert")
+    framing = {"PAD", "ADD", "CONCATENATION", "PADV2"}
+    assert framing & set(operators(lowered.artifact.data)) == kinds
+    for n, length in ((1, 8), (4, 19), (2, 10)):
+        shape = (n if 0 in dims else 3, 5, length if 2 in dims else 9)
+        assert max(errors(lowered, module, torch.randn(shape))) <= 1e-4

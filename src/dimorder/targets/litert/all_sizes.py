@@ -61,6 +61,20 @@ def merge_graphs(graphs: Sequence[TfLiteGraph], table: SizeTable | None = None) 
     return replace(graphs[0], tensors=merger.tensors, nodes=merger.nodes)
 
 
+def varying_sizes(sizes: Sequence[Sequence[int]], points: int) -> list[set[int]]:
+    """Return the sizes that count as dynamic at each point, from the size of each dimension at all points.
+
+    A fixed size that a dynamic one has at some point counts as dynamic at all. So the graphs decide alike.
+
+    >>> varying_sizes([(5, 3, 4), (4, 4, 4), (7, 7, 7)], 3) == [{5, 4}, {3, 4}, {4}]
+    True
+    """
+    dynamic = [each for each in sizes if len(set(each)) > 1]
+    met = {size for each in dynamic for size in each}
+    shared = {each[0] for each in sizes if len(set(each)) == 1} & met
+    return [{each[point] for each in dynamic} | shared for point in range(points)]
+
+
 class _DifferenceError(Exception):
     """Graphs that differ in more than sizes that LiteRT derives or computes."""
 

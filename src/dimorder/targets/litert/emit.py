@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from dimorder.physical.fuse_quantized import FusedProgram, How, fuse_quantized
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.sizes.specialization import specialize_each
 from dimorder.targets.integer_kernels import operand_type
-from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
+from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs, varying_sizes
 from dimorder.targets.litert.flatbuffer import SIGNATURE, TfLiteGraph, serialize
 from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.litert.integer_writer import LiteRtValue
@@ -109,25 +110,31 @@ def _graph_for_ranges(
     return merged, {nodes[node.name]: view for node, view in written[0][1].items()}
 
 
-def _dynamic_sizes(programs: Sequence[ExportedProgram]) -> list[set[int]]:
-    """Return for each program, of one point, those of its sizes that are others at another point."""
-    at_points = zip(*map(_sizes, programs), strict=True)
-    dynamic = [sizes for sizes in at_points if len(set(sizes)) > 1]
-    return [{sizes[point] for sizes in dynamic} for point in range(len(programs))]
+def _dynamic_sizes(programs: Sequence[ExportedProgram]) -> list[dict[Node, set[int]]]:
+    """Return for each program, of one point, the dynamic sizes that each node reads or gives there."""
+    found: list[dict[Node, set[int]]] = [{} for _ in programs]
+    for nodes in zip(*(program.graph.nodes for program in programs), strict=True):
+        sizes = list(zip(*map(_sizes, nodes), strict=True))
+        for known, node, varying in zip(found, nodes, varying_sizes(sizes, len(nodes)), strict=True):
+            known[node] = varying
+    return found
 
 
-def _sizes(program: ExportedProgram) -> list[int]:
-    """Return the sizes of all values, in the sequence of the program."""
-    values = (value for node in program.graph.nodes for value in tensors_in(node.meta.get("val")))
+def _sizes(node: Node) -> list[int]:
+    """Return the sizes of the values that a node reads and gives."""
+    values = (value for each in (node, *node.all_input_nodes) for value in tensors_in(each.meta.get("val")))
     return [int(size) for value in values for size in value.shape]
 
 
 def _graph(
-    program: ExportedProgram, contract: Contract, operators: Table, varying: Collection[int] = ()
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table,
+    varying: Mapping[Node, Collection[int]] = MappingProxyType({}),
 ) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
     """Return the graph of a program with fixed sizes, and the integers of its quantize nodes.
 
-    `varying` are the sizes that are dynamic in what it is merged into.
+    `varying` are the sizes of each node that are dynamic in what it is merged into.
     """
     signature, fused = read_signature(program), fused_program(program, operators)
     count = len(signature.state)
@@ -135,7 +142,7 @@ def _graph(
     for node in inputs:
         if reason := unfit_input(node.meta["val"]):
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
-    writer, values = LiteRtWriter(varying), dict[Node, Any](signature.constants)
+    writer, values = LiteRtWriter(), dict[Node, Any](signature.constants)
     for node, (name, initial) in zip(signature.inputs, signature.state.items(), strict=False):
         with blamed(f"buffer {name!r}", BOUNDARY_FIX):
             values[node] = whole(writer.variable(name, initial))
@@ -146,6 +153,7 @@ def _graph(
             dense = writer.input(spec.name, _dense_shape(node, spec), dtype, of)
             values[node] = as_called(whole(dense), spec)
     for node in program.graph.nodes:
+        writer.varying = varying.get(node, ())
         if node.op == "call_function" and node not in values:
             values[node] = _written(writer, node, values, signature.constants, operators, fused)
     for node, name in zip(signature.outputs, signature.state, strict=False):

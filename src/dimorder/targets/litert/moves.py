@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.targets.graph_writer import join_in_steps
@@ -44,12 +45,14 @@ def pad(
     if not any(map(any, added)):
         return x
     if fill != 0 and x.dtype == F32 and w.in_integers is None:  # XNNPACK has no PADV2
-        for d, ends in enumerate(added):
-            if any(ends):
-                edges = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in ends]
-                filled = [[w.constant(torch.full(to, float(fill)))] if to[d] else [] for to in edges]
-                x = concat(w, [*filled[0], x, *filled[1]], d)
-        return x
+        padded = [d for d, ends in enumerate(added) if any(ends)]
+        varying = [d for d, size in enumerate(x.shape) if size in w.varying]
+        if not varying or varying == padded[:1] == padded:
+            return _between_constants(w, x, added, float(fill))
+        if not set(padded) & set(varying):
+            known = torch.zeros([size if d in padded else 1 for d, size in enumerate(x.shape)])
+            filled = F.pad(known, [end for ends in reversed(added) for end in ends], value=float(fill))
+            return w.elementwise("ADD", pad(w, x, before, after), w.constant(filled))
     shape = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
     if x.dtype == BOOL:  # LiteRT pads no truth values
         return cast(w, pad(w, cast(w, x, torch.int32), before, after, fill), BOOL)
@@ -62,6 +65,17 @@ def pad(
     if fill == 0:
         return w.reshape(w.op("PAD", [x, amounts], sizes), shape)
     return w.reshape(w.op("PADV2", [x, amounts, w.number(fill, x.dtype)], sizes), shape)
+
+
+def _between_constants(
+    w: LiteRtWriter, x: LiteRtValue, added: Sequence[tuple[int, int]], fill: float
+) -> LiteRtValue:
+    """Pad by concatenations of constants."""
+    for d, amounts in enumerate(added):
+        edges = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in amounts]
+        filled = [[w.constant(torch.full(to, fill))] if to[d] else [] for to in edges]
+        x = concat(w, [*filled[0], x, *filled[1]], d) if any(amounts) else x
+    return x
 
 
 def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
 from dimorder.graph.nodes import results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
-from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs
+from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs, varying_sizes
 from dimorder.targets.litert.flatbuffer import TfLiteGraph, TfLiteTensor
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.writer import LiteRtWriter
@@ -48,11 +48,12 @@ def unfit_sizes(
     if not dynamic:
         return None
     (count,) = {len(size.values) for size in dynamic}
+    sizes = [size.values for size in dynamic] + [(leaf,) * count for leaf in leaves if type(leaf) is int]
     try:
         merge_graphs(
             [
-                _graph(operators, call, constants, numbers, point, {size.values[point] for size in dynamic})
-                for point in range(count)
+                _graph(operators, call, constants, numbers, point, varying)
+                for point, varying in enumerate(varying_sizes(sizes, count))
             ]
         )
     except NotForAllSizesError as error:

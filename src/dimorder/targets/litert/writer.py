@@ -43,8 +43,8 @@ _BROADCAST_RANKS: Mapping[str, int] = MappingProxyType(
 class LiteRtWriter(TfLiteIntegerWriter):
     """Builds one graph; `finish` returns it. Operators that no output needs are left out.
 
-    `hint` is the name of the next operators' results. `varying` are the values of the dynamic sizes, if the
-    graph is one of several that are merged.
+    `hint` is the name of the next operators' results. `varying` are the dynamic sizes that they read or give,
+    if the graph is one of several that are merged.
     """
 
     MAX_RANK = MAX_RANK
