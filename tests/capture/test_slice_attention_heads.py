@@ -151,6 +151,22 @@ def test_attention_over_a_batch_and_a_length_is_one_delegate(kind: str) -> None:
         assert (lowered.run(x.to(given.dtype)) - wanted).norm() <= 0.05 * wanted.norm()
 
 
+def test_what_a_batch_repeats_is_no_head() -> None:
+    pytest.importorskip("executorch")
+    import dimorder
+
+    class Prompt(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            batch, length, size = y.shape
+            return x[:, None].expand(-1, batch, -1, -1).reshape(batch, length, size) * y
+
+    length, sizes = Dim("L", min=2, max=20), torch.randn(1, 7, 24)
+    dims = ({1: length}, {0: Dim("N", min=1, max=6), 1: length})
+    lowered = dimorder.lower(Prompt(), (sizes, torch.randn(3, 7, 24)), dynamic_shapes=dims, target="xnnpack")
+    x, y = torch.randn(1, 5, 24), torch.randn(4, 5, 24)
+    assert torch.equal(lowered.run(x, y), x * y)
+
+
 def test_attention_with_fewer_heads_of_keys_is_one_delegate() -> None:
     pytest.importorskip("executorch")
     import dimorder

@@ -10,7 +10,6 @@ from torch.export import Dim
 import dimorder
 from dimorder.errors import VerificationError
 from dimorder.sizes.export_symbolic import export_symbolic
-from dimorder.sizes.merge_specializations import broadcast_row
 from tests.sizes.symbols import BATCH, errors, refusal
 
 
@@ -54,15 +53,14 @@ def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
     assert first == "torch.export of Halved" and "N" in found and fix.startswith("  fix: give sizes that")
 
 
-def test_rows_that_differ_by_roundings_are_one_row() -> None:
-    row = torch.randn(1, 24)
-    assert broadcast_row([row.repeat(3, 1), row.repeat(5, 1) * (1 + 3e-7)]) is not None
-    assert broadcast_row([row.repeat(3, 1), row.repeat(5, 1) + 1e-4]) is None
+def test_what_differs_by_little_from_size_to_size_is_no_repeated_row() -> None:
+    class Counted(nn.Module):
+        """Adds the number of the row to numbers beside which it is as small as a rounding."""
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (1e7 + torch.arange(x.shape[1]))[None, :, None] - 1e7
 
-def test_a_mask_hides_no_difference_of_what_it_leaves() -> None:
-    """Beside -1e9, the distances to the last place are as small as roundings."""
-    masks = [torch.full((count, 8), -1e9) for count in (3, 5)]
-    for mask in masks:
-        mask[:, :4] = torch.arange(4.0) - len(mask)
-    assert broadcast_row(masks) is None
+    dims = ({1: Dim("L", min=3, max=41)},)
+    lowered = dimorder.lower(Counted(), (torch.randn(2, 9, 5),), dynamic_shapes=dims)
+    for length in (3, 10, 41):
+        assert max(errors(lowered, Counted(), torch.randn(2, length, 5))) == 0

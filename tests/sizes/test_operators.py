@@ -53,7 +53,7 @@ class Token(nn.Module):
 
 @pytest.mark.parametrize("target", [*TARGETS, "litert"])
 def test_a_learned_token_and_a_region_without_autocast_are_the_same_at_all_sizes(target: str) -> None:
-    """The rows of the token's query differ by roundings, for torch multiplies more rows otherwise."""
+    """The token's query is computed once: torch multiplies more rows otherwise, with other roundings."""
     pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
     module, dims = Token().eval(), ({0: Dim("N", min=1, max=33)},)
     lowered = dimorder.lower(module, (torch.randn(3, 5, 24),), dynamic_shapes=dims, target=target)

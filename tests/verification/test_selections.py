@@ -13,7 +13,7 @@ from dimorder.errors import VerificationError
 from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.rewrite import rewrite
 from dimorder.verification.numerics import Float64Run
-from dimorder.verification.selections import Selections
+from dimorder.verification.selections import Selections, _require_best
 from dimorder.verification.verify import Trial
 from tests.small_networks import Net
 
@@ -131,6 +131,22 @@ def test_places_of_equal_integers_may_be_others_than_torch_has(target: str) -> N
     assert torch.equal(ordered, x.sort().values)
     assert torch.equal(x.gather(1, places), ordered)
     assert {int(row[0]) // 10 for row in picked[0, :2]} == {2, 3}
+
+
+def test_the_best_integers_are_exact() -> None:
+    scores = torch.tensor([100000, 100004, 100003])
+    node = torch.fx.Graph().call_function(torch.ops.aten.topk.default, ())
+    with pytest.raises(VerificationError, match="integers that are not the best ones"):
+        _require_best(node, scores[:1], scores[1:2], scores, 1e-4)
+    _require_best(node, scores[1:2], scores[1:2], scores, 1e-4)
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
+def test_argsort_of_equal_scores_has_any_sequence(target: str) -> None:
+    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    x = torch.randn(3, 40)
+    lowered = dimorder.lower(Net(lambda _, y: y.relu().argsort()), (x,), target=target)
+    assert torch.equal(x.relu().gather(1, lowered(x)), x.relu().sort().values)
 
 
 def test_a_stable_sort_of_integers_has_torchs_places() -> None:

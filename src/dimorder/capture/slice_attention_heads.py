@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, dynamic_dims
 from dimorder.graph.prediction import add_predicted
 from dimorder.graph.tracing import shape_of
 
@@ -86,6 +86,8 @@ def _repeat(reshape: Node, most: int) -> None:
     alone, (*outer, count, rows, size) = args_of(expand)[0], shape
     *_, heads, times, _, _ = shape_of(expand)
     if shape_of(alone) != (*outer, heads, 1, rows, size) or heads * times != count or count > most:
+        return
+    if not {len(outer), len(outer) + 1}.isdisjoint(dynamic_dims(expand)):
         return
     with reshape.graph.inserting_before(reshape):
         value, dim = reshaped(reshape, alone, [*outer, heads, rows, size]), len(outer)

@@ -315,7 +315,21 @@ def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         target = torch.ops.aten.reshape.default
     with torch.no_grad():
         scaled = _dequantize(target, args, kwargs)
-        return target(*args, **kwargs) if scaled is None else scaled
+        if scaled is not None:
+            return scaled
+        if target is not torch.ops.aten.linear.default or not _repeats_one(args[0]):
+            return target(*args, **kwargs)
+        x, *others = args
+        one = target(x[:1], *others, **kwargs)
+        return one.expand(len(x), *one.shape[1:]).contiguous()
+
+
+def _repeats_one(x: Tensor) -> bool:
+    """Return whether a constant is one item, repeated along its first dimension.
+
+    A product of more rows adds up in another sequence. The item would be another one at each dynamic size.
+    """
+    return x.dim() > 1 and len(x) > 1 and not isinstance(x, Scaled) and bool((x == x[:1]).all())
 
 
 def _dequantize(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scaled | None:

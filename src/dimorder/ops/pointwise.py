@@ -118,7 +118,7 @@ def _power(n: Tracer, x: Value, exponent: float) -> Value:
 def _power_of_tensor(n: Tracer, x: Value, exponent: Value) -> Value:
     """Write a power whose exponents are one constant as that with a number, which every target has."""
     plain = n.emit(aten.pow.Tensor_Tensor, x, exponent)
-    if not isinstance(exponent, torch.Tensor) or not exponent.numel() or not dtype_of(x).is_floating_point:
+    if not isinstance(exponent, torch.Tensor) or not exponent.numel():
         return plain
     first = exponent.flatten()[0]
     same = (shape_of(plain), dtype_of(plain)) == (shape_of(x), dtype_of(x))

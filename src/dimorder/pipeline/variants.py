@@ -114,6 +114,8 @@ def make_variants(
     sizes, target = source.sizes, request.target
     fewest = target.capabilities.split_channels if splits else None
     varying = None if sizes is None else [sizes.varying(point) for point in points]
+    if sizes is not None:
+        record_dynamic_dims([program.module.graph for program in captured])
     programs, targets = rewrite_linears(captured, fewest, target.capabilities.heads, varying), [target]
     if sizes is not None and varying is not None:
         graphs = [program.module.graph for program in programs]

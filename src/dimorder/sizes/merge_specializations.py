@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, dynamic_calls
 from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, set_value
-from dimorder.graph.quantized import Scaled, are_equal
+from dimorder.graph.quantized import are_equal
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizesError, SizeWriter
 
@@ -147,14 +147,10 @@ class _Merger:
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
 
-_ROUNDINGS = 64  # that two numbers may be apart
-
-
 def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the common content of tensors that differ only in sizes, with a size of 1 wherever they vary.
 
-    None if they differ in anything else but roundings. Equal rows that were computed from constants differ in
-    these, for a matmul adds up in another sequence with more rows.
+    None if they differ in anything else.
 
     >>> broadcast_row([torch.tensor([[1, 2]] * 3), torch.tensor([[1, 2]] * 5)])
     tensor([[1, 2]])
@@ -165,20 +161,6 @@ def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
     for d, sizes in enumerate(zip(*(tensor.shape for tensor in tensors), strict=True)):
         if len(set(sizes)) > 1:
             row = row.narrow(d, 0, 1)
-    if not all(_are_alike(tensor, row.expand(tensor.shape)) for tensor in tensors):
+    if not all(are_equal(tensor, row.expand(tensor.shape)) for tensor in tensors):
         return None
     return row.contiguous()
-
-
-def _are_alike(tensor: Tensor, row: Tensor) -> bool:
-    """Return whether two constants are equal, or floats that roundings explain.
-
-    Sums round by a share of what they add up, of which the smaller results tell more than a mask's -1e9.
-    """
-    if are_equal(tensor, row):
-        return True
-    if tensor.dtype != row.dtype or not tensor.is_floating_point() or isinstance(tensor, Scaled):
-        return False
-    sizes, rounding = row.abs().flatten(), _ROUNDINGS * torch.finfo(row.dtype).eps
-    small = float(sizes.kthvalue(1 + len(sizes) // 10).values)
-    return torch.allclose(tensor, row, rtol=rounding, atol=rounding * small, equal_nan=True)

@@ -38,6 +38,7 @@ _PLACES: Mapping[Any, int | None] = MappingProxyType(
         aten.sort.stable: 1,
         aten.max.dim: 1,
         aten.min.dim: 1,
+        aten.argsort.default: None,
         aten.argmax.default: None,
         aten.argmin.default: None,
     }
@@ -114,7 +115,7 @@ def _selecting_calls(exported: ExportedProgram) -> Iterator[Node]:
     for node in exported.graph.nodes:
         if node.target in _PLACES:
             is_float = node.all_input_nodes[0].meta["val"].is_floating_point()
-            if is_float or node.target in (aten.topk.default, aten.sort.default):
+            if is_float or node.target in (aten.topk.default, aten.sort.default, aten.argsort.default):
                 yield node
 
 
@@ -164,6 +165,10 @@ def _require_places(node: Node, rows: Tensor, dim: int, size: int) -> None:
 
 def _require_best(node: Node, chosen: Tensor, best: Tensor, scores: Tensor, tolerance: float) -> None:
     """Check that selected scores are the best ones, one after another."""
+    if not scores.is_floating_point():
+        if not torch.equal(chosen, best):
+            raise _wrong(node, "it selects integers that are not the best ones")
+        return
     equal = (chosen == best) | (chosen.isnan() & best.isnan())
     finite = scores[scores.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 0.0

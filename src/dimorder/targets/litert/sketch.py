@@ -48,7 +48,8 @@ def unfit_sizes(
     if not dynamic:
         return None
     (count,) = {len(size.values) for size in dynamic}
-    sizes = [size.values for size in dynamic] + [(leaf,) * count for leaf in leaves if type(leaf) is int]
+    shapes = pytree.tree_leaves([numbers[node].shapes for node in (call, *call.all_input_nodes)])
+    sizes = [size.values if isinstance(size, DynamicSize) else (size,) * count for size in shapes]
     try:
         merge_graphs(
             [
