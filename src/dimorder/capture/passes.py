@@ -49,10 +49,10 @@ def merge_common_subexpressions(module: GraphModule) -> None:
     >>> from dimorder.capture.captured import capture
     >>> class Twice(torch.nn.Module):
     ...     def forward(self, x):
-    ...         return x[:, ::2].relu(), x[:, ::2] * 2, x * 2, x * 2.0
+    ...         return x[:, ::2].relu(), x[:, ::2] * 2, x.long() * 2, x.long() * 2.0
     >>> nodes = capture(Twice(), (torch.ones(1, 4),)).nodes
     >>> print(*(node.name for node in nodes if node.op == "call_function"))
-    slice_tensor relu_default mul_tensor mul_tensor_1 mul_tensor_2
+    slice_tensor relu_default mul_tensor _to_copy_default mul_tensor_1 _to_copy_default_2 mul_tensor_3
     """
     first: dict[tuple[OpOverload, str], Node] = {}
     for node in list(module.graph.nodes):

@@ -56,9 +56,7 @@ def _split(reshape: Node, most: int) -> None:
         return
     with reshape.graph.inserting_before(reshape):
         wide = reshaped(reshape, value, [*outer, 1, rows, count * size])
-        cuts = [(wide, rank - 1, i * size, (i + 1) * size, 1) for i in range(count)]
-        pieces = [add_predicted(reshape, aten.slice.Tensor, *cut) for cut in cuts]
-        heads = add_predicted(reshape, aten.cat.default, pieces, rank - 3)
+        heads = add_predicted(reshape, aten.cat.default, _pieces(reshape, wide, rank - 1, count), rank - 3)
     swapped = _swapped(rank)
     for permute in permutes:
         order, moved = [swapped[d] for d in args_of(permute)[1]], heads
@@ -91,9 +89,7 @@ def _repeat(reshape: Node, most: int) -> None:
         return
     with reshape.graph.inserting_before(reshape):
         value, dim = reshaped(reshape, alone, [*outer, heads, rows, size]), len(outer)
-        cuts = [(value, dim, i, i + 1, 1) for i in range(heads)]
-        pieces = [add_predicted(reshape, aten.slice.Tensor, *cut) for cut in cuts] if heads > 1 else [value]
-        row = [piece for piece in pieces for _ in range(times)]
+        row = [piece for piece in _pieces(reshape, value, dim, heads) for _ in range(times)]
         reshape.replace_all_uses_with(add_predicted(reshape, aten.cat.default, row, dim))
 
 
@@ -110,11 +106,20 @@ def _merge(reshape: Node, most: int) -> None:
     with reshape.graph.inserting_before(reshape):
         joined = value
         if count > 1:
-            cuts = [(value, rank - 3, i, i + 1, 1) for i in range(count)]
-            pieces = [add_predicted(value, aten.slice.Tensor, *cut) for cut in cuts]
-            joined = add_predicted(reshape, aten.cat.default, pieces, rank - 1)
+            joined = add_predicted(
+                reshape, aten.cat.default, _pieces(value, value, rank - 3, count), rank - 1
+            )
         joined = reshaped(reshape, joined, shape)
     reshape.replace_all_uses_with(joined)
+
+
+def _pieces(like: Node, value: Node, dim: int, count: int) -> list[Node]:
+    """Cut a dimension of a value into equal pieces; one piece is the value itself."""
+    size = shape_of(value)[dim] // count
+    if count == 1:
+        return [value]
+    cuts = [(value, dim, i * size, (i + 1) * size, 1) for i in range(count)]
+    return [add_predicted(like, aten.slice.Tensor, *cut) for cut in cuts]
 
 
 def reshaped(like: Node, value: Node, shape: Sequence[int]) -> Node:

@@ -21,11 +21,11 @@ VALUE = "val"  # the results of a call, as tensors without data; torch.export's 
 SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node is; torch.export's keys
 EXPORTED = "exported"  # the name of the exported program's node that a node was written for
 RESULT = (
-    "result"  # which result of which exported call a node is: its name, and a number or None for the only one
+    "result"  # (name of an exported call, number of its result): which result a node is; None is the only
 )
 CUTS = "cuts"  # (dimension, first, end), one after the other: what a value keeps of that node's value
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
-DYNAMIC = "dynamic"  # the dimensions with dynamic sizes of the first operand: see `dynamic_dims`
+DYNAMIC = "dynamic"  # the dimensions of a value with dynamic sizes: see `dynamic_dims`
 RESIZES = "resizes"  # whether a call changes a size by a number computed from sizes, which may be 0
 UNEVEN = "uneven"  # whether a call cuts its dimensions into even pieces at some dynamic sizes alone
 CUSTOM = "custom"  # what torch.export keeps: by the name of a tool, what that tool notes

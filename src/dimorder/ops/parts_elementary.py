@@ -137,13 +137,10 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.softshrink.default: _softshrink,
     **{packet.default: decomposition_table[packet.default] for packet in (aten.isinf, aten.hardshrink)},
 }
-LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        aten.nan_to_num.default: _nan_to_num,
-        aten.clamp_min.Tensor: torch.maximum,
-        aten.clamp_max.Tensor: torch.minimum,
-    }
+BOUNDS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {aten.clamp_min.Tensor: torch.maximum, aten.clamp_max.Tensor: torch.minimum}
 )
+LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType({aten.nan_to_num.default: _nan_to_num, **BOUNDS})
 ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **{target: of_floats(function) for target, function in _OF_FLOATS.items()},

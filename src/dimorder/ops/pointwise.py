@@ -93,17 +93,17 @@ def _of_one_type(target: Any) -> Callable[..., Value]:
         plain = n.emit(target, x, y, **kwargs)
         if not isinstance(plain, torch.fx.Node) or not dtype_of(plain).is_floating_point:
             return plain
-        dtype, operands = dtype_of(plain), (x, y)
-        is_whole = [isinstance(v, torch.fx.Node) and not dtype_of(v).is_floating_point for v in operands]
-        if not any(is_whole):
-            return plain
-        cast = (
-            n.write(aten._to_copy.default, value, dtype=dtype) if whole else value
-            for value, whole in zip(operands, is_whole, strict=True)
-        )
-        return n.emit(target, *cast, **kwargs)
+        operands = [_of_floats(n, each, dtype_of(plain)) for each in (x, y)]
+        same = operands[0] is x and operands[1] is y
+        return plain if same else n.emit(target, *operands, **kwargs)
 
     return spell
+
+
+def _of_floats(n: Tracer, value: Value, dtype: torch.dtype) -> Value:
+    """Cast a computed value that is no float."""
+    is_whole = isinstance(value, torch.fx.Node) and not dtype_of(value).is_floating_point
+    return n.write(aten._to_copy.default, value, dtype=dtype) if is_whole else value
 
 
 def _power(n: Tracer, x: Value, exponent: float) -> Value:

@@ -91,7 +91,7 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None:
-                        _refuse(error, self.variants[0].program.exported)
+                        _refuse(error, self._exported)
                     own = as_function(selections.program)
                     errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
         return max(errors)
@@ -146,7 +146,7 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None or run is None:
-                        _refuse(error, self.variants[0].program.exported)
+                        _refuse(error, self._exported)
                     errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
         return max(errors)
 
@@ -157,8 +157,12 @@ class Checks:
         quantized = isinstance(check.trial, QuantizedTrial)
         if self.source.sizes is not None or quantized or check.choices is not None:
             return None
-        exported = self.variants[0].program.exported
-        return Selections.of(physical.program, planned.contract, planned.extracted.buffers, exported)
+        return Selections.of(physical.program, planned.contract, planned.extracted.buffers, self._exported)
+
+    @property
+    def _exported(self) -> ExportedProgram:
+        """The network as torch exported it, at the first point."""
+        return self.variants[0].program.exported
 
     def runs_by_default(self, target: Target) -> bool:
         """Return whether the target's runtime is fast enough to run all artifacts of the lowering."""
@@ -168,7 +172,7 @@ class Checks:
     @cached_property
     def _operations(self) -> int:
         """How many operations the products of the network take: two for each multiplication."""
-        program = self.variants[0].program.exported
+        program = self._exported
         args, kwargs = program.example_inputs
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             own_module(program)(*args, **kwargs)

@@ -122,11 +122,11 @@ class NetworkPlan:
                 f"no conversion number {index}",
                 f"give 0 to {len(self.layout_plan.conversions) - 1}",
             )
-        conversion = self.layout_plan.conversions[index]
-        planned = self._plan_conversion(conversion)
+        conversion, conversions = self.layout_plan.conversions[index], self.conversions
+        planned = conversions[index]
         return Explanation(
             planned,
-            planned.bytes / sum(each.bytes for each in self.conversions),
+            planned.bytes / sum(each.bytes for each in conversions),
             self.cost[0],
             best_cost(forbid(self.extracted.problem, conversion)),
             self.units[0],

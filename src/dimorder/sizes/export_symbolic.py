@@ -23,9 +23,6 @@ from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
 from dimorder.sizes.symbolic_program import SymbolicProgram
 
-# Parts of a network that run in another mode, which torch writes out when it decomposes the program.
-_REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
-
 
 def export_symbolic(
     model: torch.nn.Module | ExportedProgram | str | Path,
@@ -66,12 +63,10 @@ def export_symbolic(
         return None
     if is_narrowed(exported) and isinstance(model, torch.nn.Module):
         exported = _exported_larger(model, args, kwargs or {}, dynamic_shapes) or exported
-    if any(str(node.target) in _REGIONS for node in exported.graph.nodes):
+    if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
         exported = exported.run_decompositions({})
     refuse_choices_by_data(exported)
     refuse_sparse(exported)
-    if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
-        exported = exported.run_decompositions({})
     call = (args, kwargs or {}) if args or kwargs else exported.example_inputs
     if call is None:
         raise UsageError("args", "neither given nor in the program", "give example arguments")

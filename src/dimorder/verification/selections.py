@@ -107,7 +107,7 @@ class Selections:
 
 def selects(program: ExportedProgram) -> bool:
     """Return whether an exported program selects places that another program may select otherwise."""
-    return any(True for _ in _selecting_calls(program))
+    return next(_selecting_calls(program), None) is not None
 
 
 def _selecting_calls(exported: ExportedProgram) -> Iterator[Node]:

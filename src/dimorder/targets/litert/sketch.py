@@ -71,7 +71,8 @@ def _graph(
     varying: Collection[int],
 ) -> TfLiteGraph:
     """Return the graph of one call at a point, given by its index; `varying` are the dynamic sizes there."""
-    sketch = TfLiteSketch(varying)
+    sketch = TfLiteSketch()
+    sketch.varying = varying
     operands: dict[Node, View[LiteRtValue] | torch.Tensor] = {}
     for node in call.all_input_nodes:
         ((shape, *_), (value, *_)) = numbers[node].at(point).shapes, results(node)

@@ -49,9 +49,9 @@ class LiteRtWriter(TfLiteIntegerWriter):
 
     MAX_RANK = MAX_RANK
 
-    def __init__(self, varying: Collection[int] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.varying = varying
+        self.varying: Collection[int] = ()
         self.computes_floats: set[str] = set()  # the hints of the operators that do
         self._nodes: list[TfLiteNode] = []
         self._inputs: dict[str, str] = {}

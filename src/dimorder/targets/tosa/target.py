@@ -221,9 +221,7 @@ _IMPLEMENTATIONS = (
 _OF_FLOATS = (_IMPLEMENTATIONS, _IMPLEMENTATIONS - _FIRST, _IMPLEMENTATIONS - _FIRST - _FROM_PARTS)
 # A function of a sum, into which operators from parts decompose, has no form in integers.
 _OF_INTEGERS = (_IMPLEMENTATIONS - _FROM_PARTS, _IMPLEMENTATIONS - _FROM_PARTS - _FIRST)
-
-
-_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+_WITHOUT_ARGMAX = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
@@ -251,7 +249,7 @@ def _target(
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             split_channels=SPLIT_CHANNELS,
-            in_parts={**PARTS, **PAIRS, **ELEMENTARY, **places_of(_INTEGERS)},
+            in_parts={**PARTS, **PAIRS, **ELEMENTARY, **places_of(_WITHOUT_ARGMAX)},
             in_pairs=True,
         ),
         counted(min_run=MIN_RUN, short_runs=0),  # by count, no graph has fewer TRANSPOSEs

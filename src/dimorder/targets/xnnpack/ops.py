@@ -18,6 +18,7 @@ from dimorder.graph.nodes import args_of, results
 from dimorder.graph.tracing import FLOATS, at_least
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_elementary import BOUNDS
 from dimorder.ops.parts_pairs import PAIRS
 from dimorder.ops.parts_remainder import QUOTIENTS, REMAINDERS
 from dimorder.targets.table import Table, is_transposed, unsupported_tensor
@@ -71,9 +72,8 @@ IN_PARTS: Mapping[Any, Callable[..., Any]] = {
     **PAIRS,
     **QUOTIENTS,
     aten.sum.dim_IntList: _sum_of_integers,
+    **BOUNDS,
     aten.clamp.Tensor: _clamp_floats,
-    aten.clamp_min.Tensor: torch.maximum,
-    aten.clamp_max.Tensor: torch.minimum,
     aten.convolution.default: _convolve_in_space,  # ExecuTorch's kernel has one and two dimensions
 }
 
