@@ -1,4 +1,4 @@
-"""Marks of cases that most runs of the tests leave out."""
+"""Cases that a run of the tests leaves out: slow ones, and those of targets that are not installed."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def slow_but(cases: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
         )
         for case in cases
     ]
+
+
+# The package that runs the files of a target.
+RUNTIMES = {"xnnpack": "executorch", "litert": "ai_edge_litert", "tosa": "tosa_serializer"}
+
+
+def require_runtime(target: str) -> None:
+    """Skip the test if what runs a target's files is not installed."""
+    pytest.importorskip(RUNTIMES.get(target, "torch"))

@@ -14,6 +14,7 @@ import dimorder
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.errors import UnsupportedError
 from dimorder.verification.relative_error import relative_error
+from tests.marks import require_runtime
 
 N, H = Dim("N", min=1, max=4), Dim("H", min=3, max=9)
 
@@ -37,7 +38,7 @@ class Guided(nn.Module):
 @pytest.mark.parametrize("dims", [{0: N}, {0: N, 2: H}], ids=["batch", "batch and height"])
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_two_batches_that_are_computed_as_one_have_any_size(target: str, dims: dict[int, Any]) -> None:
-    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    require_runtime(target)
     net = Guided().eval()
     example = torch.randn(2, 2, 3, 6, 7)
     lowered = dimorder.lower(net, tuple(example), dynamic_shapes=(dims, dims), target=target)
@@ -123,7 +124,7 @@ class Coordinates(nn.Module):
 
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_evenly_spaced_numbers_have_a_dynamic_count(target: str) -> None:
-    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    require_runtime(target)
     net, dims = Coordinates().eval(), {2: Dim("H", min=3, max=9), 3: Dim("W", min=4, max=17)}
     lowered = dimorder.lower(net, (torch.randn(2, 3, 6, 7),), dynamic_shapes=(dims,), target=target)
     for height, width in ((3, 4), (9, 17), (8, 5)):

@@ -15,9 +15,8 @@ from tests.fuzz import record
 from tests.fuzz.constants import reads_packed_bytes
 from tests.fuzz.description import STANDS_FOR
 from tests.fuzz.operators import OPERATORS, Draw
-from tests.marks import slow_but
+from tests.marks import require_runtime, slow_but
 
-NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "litert": "ai_edge_litert"}
 FAST = {"physical": 10, "torch": 3, "xnnpack": 6, "tosa": 8, "litert": 8, "constants": 1}
 FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "litert": 350, "constants": 400}
 PACKS = ("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d")  # what XNNPACK packs weights of
@@ -27,8 +26,7 @@ AT_ONCE = 50  # networks per slow test
 def _all_are_right(target: str, seeds: range) -> list[fuzz.Case]:
     """Return the networks that were lowered and examined, a third at least."""
     lowered_for = STANDS_FOR.get(target, target)
-    if lowered_for in NEEDS:
-        pytest.importorskip(NEEDS[lowered_for])
+    require_runtime(lowered_for)
     counts: Counter[str] = Counter()
     right = []
     for seed in seeds:

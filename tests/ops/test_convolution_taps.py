@@ -17,7 +17,7 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.convolution_taps import tap_by_tap
 from dimorder.ops.table import PLAIN
 from dimorder.targets import find
-from tests.marks import slow_but
+from tests.marks import require_runtime, slow_but
 from tests.targets.quantised import by_xnnpack
 
 CONV2D = torch.ops.dimorder.conv2d_nhwc.default
@@ -65,14 +65,14 @@ def compare_taps(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
 def test_a_dilation_nearly_as_large_as_the_image_is_computed_tap_by_tap(target: str) -> None:
-    pytest.importorskip("executorch" if target == "xnnpack" else "ai_edge_litert")
+    require_runtime(target)
     layer, x = nn.Conv2d(320, 88, 3, padding=12, dilation=12), torch.randn(1, 320, 14, 15)
     assert kernels(dimorder.lower(layer, (x,), target=target)) == [(1, 1)] * 9
 
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
 def test_a_depthwise_kernel_is_in_parts_if_many_of_its_taps_read_the_image(target: str) -> None:
-    pytest.importorskip("executorch" if target == "xnnpack" else "ai_edge_litert")
+    require_runtime(target)
     layer = nn.Conv2d(48, 48, 7, padding=3, groups=48)
     found = [
         kernels(dimorder.lower(layer, (torch.randn(1, 48, *hw),), target=target)) for hw in ((2, 3), (4, 5))

@@ -16,9 +16,8 @@ import dimorder
 from dimorder.ops.problem_map import transpose_rank, transposes
 from dimorder.targets import find
 from dimorder.verification.relative_error import relative_error
+from tests.marks import require_runtime
 from tests.small_networks import Net
-
-RUNTIMES = {"xnnpack": "executorch", "litert": "ai_edge_litert", "tosa": "tosa"}
 
 
 @given(st.permutations(range(11)), st.integers(4, 6))
@@ -49,11 +48,11 @@ def eight(net: Net, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [seven, eight])
-@pytest.mark.parametrize("target", RUNTIMES)
+@pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
 def test_blocks_of_seven_and_more_dimensions_are_converted_twice(
     target: str, function: Callable[..., Tensor]
 ) -> None:
-    pytest.importorskip(RUNTIMES[target])
+    require_runtime(target)
     net, x = Net(function), torch.randn(36, 12 if function is seven else 24)
     lowered = dimorder.lower(net, (x,), target=target)
     assert relative_error(lowered.run(x), net(x)) < 1e-6

@@ -12,7 +12,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.targets.litert.file import operators
 from tests import zoo
-from tests.marks import slow_but
+from tests.marks import require_runtime, slow_but
 from tests.sizes.symbols import PICTURES, TARGETS, TIMES, errors, lower, sized
 
 
@@ -54,7 +54,7 @@ class Token(nn.Module):
 @pytest.mark.parametrize("target", [*TARGETS, "litert"])
 def test_a_learned_token_and_a_region_without_autocast_are_the_same_at_all_sizes(target: str) -> None:
     """The token's query is computed once: torch multiplies more rows otherwise, with other roundings."""
-    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    require_runtime(target)
     module, dims = Token().eval(), ({0: Dim("N", min=1, max=33)},)
     lowered = dimorder.lower(module, (torch.randn(3, 5, 24),), dynamic_shapes=dims, target=target)
     for count in (1, 2, 17, 33):

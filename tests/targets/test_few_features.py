@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import dimorder
+from tests.marks import require_runtime
 
 
 class MixedHeads(nn.Module):
@@ -26,7 +27,7 @@ class MixedHeads(nn.Module):
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
 @pytest.mark.parametrize(("heads", "is_few"), [(4, True), (16, True), (17, False)])
 def test_few_features_stay_outermost(target: str, heads: int, is_few: bool) -> None:
-    pytest.importorskip("executorch" if target == "xnnpack" else "ai_edge_litert")
+    require_runtime(target)
     inputs = (torch.randn(1, heads, 7, 5), torch.randn(1, heads, 5, 9))
     lowered = dimorder.lower(MixedHeads(heads).eval(), inputs, target=target)
     assert lowered.plan.certificate.optimal
@@ -35,7 +36,7 @@ def test_few_features_stay_outermost(target: str, heads: int, is_few: bool) -> N
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
 def test_few_features_stay_outermost_beside_one_dynamic_size(target: str) -> None:
-    pytest.importorskip("executorch" if target == "xnnpack" else "ai_edge_litert")
+    require_runtime(target)
     module, keys = MixedHeads(4).eval(), Dim("K", min=2, max=40)
     inputs = (torch.randn(1, 4, 7, 5), torch.randn(1, 4, 5, 9))
     lowered = dimorder.lower(module, inputs, target=target, dynamic_shapes=({}, {3: keys}))

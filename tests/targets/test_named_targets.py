@@ -14,10 +14,9 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder.errors import UnsupportedError
 from tests import zoo
-from tests.marks import slow_but
+from tests.marks import require_runtime, slow_but
 from tests.zoo.mechanisms import EarlyExit
 
-PACKAGES = {"xnnpack": "executorch", "litert": "ai_edge_litert", "tosa": "tosa_serializer"}
 SEEDS = (2, 3, 4)
 CASES = [(row.name, target) for row in zoo.networks() for target in row.targets]
 QUICK = [
@@ -31,7 +30,7 @@ QUICK = [
 
 @pytest.mark.parametrize(("name", "target"), slow_but(CASES, QUICK))
 def test_a_target_gives_pytorchs_results_or_refuses(name: str, target: str) -> None:
-    pytest.importorskip(PACKAGES[target])
+    require_runtime(target)
     row = zoo.network(name)
     eager, expected = row.build(), row.targets[target]
     args, kwargs = row.call()

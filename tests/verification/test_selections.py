@@ -15,6 +15,7 @@ from dimorder.layout.rewrite import rewrite
 from dimorder.verification.numerics import Float64Run
 from dimorder.verification.selections import Selections, _require_best
 from dimorder.verification.verify import Trial
+from tests.marks import require_runtime
 from tests.small_networks import Net
 
 X = torch.randn(1, 3, 40, 56, generator=torch.Generator().manual_seed(2))
@@ -109,7 +110,7 @@ def test_what_is_computed_from_a_selection_is_compared() -> None:
 
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_a_network_that_selects_is_lowered(target: str) -> None:
-    pytest.importorskip({"torch": "torch", "xnnpack": "executorch", "litert": "ai_edge_litert"}[target])
+    require_runtime(target)
     lowered = dimorder.lower(Picks(PICKS["topk"], 1e5).eval(), (X,), target=target)
     assert lowered.max_rel_error == 0
 
@@ -124,7 +125,7 @@ class PicksRows(nn.Module):
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert", "tosa"])
 def test_places_of_equal_integers_may_be_others_than_torch_has(target: str) -> None:
     """A target in whose terms `topk` and `sort` are written has its own sequence of equal ones."""
-    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    require_runtime(target)
     x, rows = torch.tensor([[1, 1, 0, 0, 3, 2]]), torch.arange(30).reshape(6, 5)
     lowered = dimorder.lower(PicksRows(), (x, rows), target=target)
     picked, ordered, places = lowered(x, rows)
@@ -143,7 +144,7 @@ def test_the_best_integers_are_exact() -> None:
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
 def test_argsort_of_equal_scores_has_any_sequence(target: str) -> None:
-    pytest.importorskip({"xnnpack": "executorch", "litert": "ai_edge_litert"}.get(target, "torch"))
+    require_runtime(target)
     x = torch.randn(3, 40)
     lowered = dimorder.lower(Net(lambda _, y: y.relu().argsort()), (x,), target=target)
     assert torch.equal(x.relu().gather(1, lowered(x)), x.relu().sort().values)
