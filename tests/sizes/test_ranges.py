@@ -79,6 +79,15 @@ def test_a_cost_that_grows_with_a_square_is_proven_at_one_size_alone() -> None:
     assert "of these sizes alone: a cost grows faster than one of the sizes" in str(found)
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_three_sizes_in_steps_distinguish_two_ranges(least: int) -> None:
+    """The points (3, 2) and (2, 3) leave no third of 2, 3 and 4; (2, 3), (3, 4) and (4, 2) differ."""
+    height, width = (32 * Dim(name, min=least, max=4) for name in ("H", "W"))
+    module, dims = Gated().eval(), ({2: height, 3: width},)
+    lowered = dimorder.lower(module, (torch.ones(2, 3, 64, 96),), dynamic_shapes=dims, target="xnnpack")
+    assert max(errors(lowered, module, torch.randn(2, 3, 128, 96))) <= 1e-4
+
+
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
 def test_sizes_in_steps_are_told_apart_by_their_steps(target: str) -> None:
     """Without steps, 2 … 5 has too few sizes above 1 to tell H from N and W."""

@@ -143,7 +143,7 @@ def test_ranges_with_too_few_sizes_to_tell_symbols_apart_are_refused() -> None:
     assert refusal(Gated().eval(), torch.ones(1, 3, 64, 96), dims) == [
         "the ranges of sizes",
         "  found: too few sizes in H = 64 … 96 in steps of 32, W = 64 … 96 in steps of 32",
-        "  fix: give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size",
+        "  fix: give each range three sizes above its step, or two if it is the only one, or fix a size",
     ]
 
 

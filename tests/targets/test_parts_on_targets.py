@@ -16,16 +16,7 @@ from tests.marks import slow_but
 from tests.targets.cases import Net
 from tests.targets.litert.parts_cases import CASES, MATRICES
 
-# Neither has a number's sign bit or its other bits.
-_BITS = {"bits": "aten.view.dtype", "signs and angles": "aten.signbit.default"}
-REFUSED = {
-    "xnnpack": _BITS,
-    "tosa": {
-        **{name: operator.removesuffix(".default") for name, operator in _BITS.items()},
-        **dict.fromkeys(("singular values", "eigenvalues of symmetric matrices"), "torch.float64"),
-        **dict.fromkeys(("histograms", "powers in float64"), "torch.float64"),
-    },
-}
+REFUSED = {target: {"bits": "aten.view.dtype"} for target in ("xnnpack", "tosa")}
 # ExecuTorch's remainder of negative integers has the wrong sign. Its scatter reduces nothing. Its gradient of
 # a pool is wrong where the pool does not cover all rows.
 WRONG = {

@@ -20,7 +20,7 @@ from tests.targets.cases import Net
 
 TYPES = (
     "this target has torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool, "
-    "torch.float16, torch.bfloat16"
+    "torch.float16, torch.bfloat16, torch.float64"
 )
 REPLACE = "replace it in the module, or choose another target"
 CHANGE = "change its type or shape, or choose another target"
@@ -103,19 +103,26 @@ OPERATORS: dict[str, Case] = {
         "aten.max_pool2d",
         "dilation [2, 2]; TOSA's MAX_POOL2D has none",
     ),
-    "type, float64 on the way": (
-        lambda x: (x.double() * 2).float(),
-        (r(3, 5),),
+    "type, arithmetic on bytes": (
+        lambda x: x + x,
+        (torch.arange(5, dtype=torch.uint8),),
         (),
-        "aten._to_copy",
-        f"torch.float64; {TYPES}",
+        "aten.add.Tensor",
+        f"torch.uint8; {TYPES}",
     ),
-    "type, a float64 constant that promotes": (
-        lambda x, c: x > c,
-        (r(3, 5),),
-        (r(5).double(),),
-        "aten.gt.Tensor",
-        f"torch.float64; {TYPES}",
+    "shift, computed": (
+        lambda x, y: x << y,
+        (torch.arange(5), torch.arange(5)),
+        (),
+        "aten.bitwise_left_shift.Tensor",
+        "a shift by computed places",
+    ),
+    "shift, far": (
+        lambda x: x >> 40,
+        (torch.arange(5),),
+        (),
+        "aten.bitwise_right_shift.Tensor",
+        "a shift by other places than 0 to 31",
     ),
     "type, arithmetic on narrow integers": (
         lambda x: x + x,
@@ -153,11 +160,11 @@ OPERATORS: dict[str, Case] = {
         "3 indices added up in a torch.int8 tensor of 21 elements",
     ),
     "an operator that TOSA lacks": (
-        lambda x: torch.signbit(x),
+        lambda x: x.view(torch.int32),
         (r(3, 7),),
         (),
-        "aten.signbit",
-        "TOSA has no aten.signbit.default",
+        "aten.view.dtype",
+        "TOSA has no aten.view.dtype",
     ),
 }
 
@@ -183,14 +190,6 @@ BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor
         (),
         "output 'output0'",
         "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
-    ),
-    "float64": (lambda x: x * 2, (r(3, 5).double(),), (), "input 'inputs_0'", f"torch.float64; {TYPES}"),
-    "a constant of float64": (
-        lambda x: (x * 2, torch.ones_like(x, dtype=torch.float64)),
-        (r(3, 5),),
-        (),
-        "output 'output1'",
-        f"torch.float64; {TYPES}",
     ),
     "a constant beyond 32 bits": (
         lambda x, c: (x * 2, c),

@@ -16,6 +16,7 @@ P = Y.abs() + 0.1
 I = torch.arange(-35, 35).reshape(2, 5, 7)  # noqa: E741
 B = Y > 0.3
 HALVES = torch.tensor([-2.5, -1.5, -0.5, 0.5, 0.49999997, 1.5, 2.5, 8388609.0, -3e9, 0.0])
+POWERS = torch.tensor([-3.0, -2, 0, 1, 2, 3, 4])
 WHOLE = torch.randint(-500, 500, (8, 50), generator=torch.Generator().manual_seed(2)).float()
 
 ELEMENTWISE: dict[str, Case] = {
@@ -133,6 +134,12 @@ ELEMENTWISE: dict[str, Case] = {
         (B, B.flip(1)),
         (),
     ),
+    "bits of integers": (
+        lambda i, j: (~i, i & j, i | 12, j ^ i, i << 3, j >> torch.tensor([0, 1, 2, 3, 4, 5, 31])),
+        (I, I.flip(1).int()),
+        (),
+    ),
+    "bits of negative integers": (lambda i: (~i & 5, i >> 1, i << 1), (I - 9,), ()),
     "where": (lambda c, x, y: torch.where(c, x, y), (B, Y, r(7)), ()),
     "where, numbers": (
         lambda c, x: (torch.where(c, x, 0.5), torch.where(c, -1.5, x), torch.where(x > 0, 2.0, 3.0)),
@@ -145,6 +152,27 @@ ELEMENTWISE: dict[str, Case] = {
         (Y, B, torch.tensor(2.5)),
         (),
     ),
+    "exponents": (lambda x, e: x.abs() ** e, (Y,), (torch.tensor([0.5, 1.5, -0.25, 2.5, 0.1, 0.9, 1.1]),)),
+    "exponents, computed": (torch.pow, (Y, (r(5, 1) * 3).round()), ()),
+    "whole exponents of every base": (torch.pow, (torch.tensor([-2.5, -1, 0, 0.5, 3])[:, None],), (POWERS,)),
+    "float64": (lambda x, y: (x * y, (y.double() + x).float(), y > x), (r(5, 7).double(), Y), ()),
+    "a constant of float64": (lambda x, c: (x > c, c), (Y,), (r(7).double(),)),
+    "bytes": (
+        lambda x, y: (
+            x.float() / 255,
+            x.permute(2, 0, 1).int() * 1000,
+            torch.cat([x.flip(1), F.pad(x, (1, 2))[..., 3:]], 1)[:, 1:].reshape(-1, 6),
+            (y.abs() * 40).round().to(torch.uint8),
+            (y * 90).int().to(torch.uint8),
+            (y * 300).to(torch.uint8).float() + 1,
+            x.to(torch.int8),
+            x.bool(),
+        ),
+        (torch.arange(70).reshape(2, 5, 7).mul(37).to(torch.uint8), Y),
+        (),
+    ),
+    "a constant of bytes": (lambda x, c: (x * 2, c), (Y,), (torch.tensor([7, 255], dtype=torch.uint8),)),
+    "sorts of truth values": (lambda x: (*(x > 0).sort(1), *(x > 0).sort(stable=True, dim=0)), (Y,), ()),
     "casts": (
         lambda x, i, b: (
             aten._to_copy(x, dtype=torch.int32),

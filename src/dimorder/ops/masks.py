@@ -13,7 +13,7 @@ from torch.fx import Node
 from dimorder.graph.elements import MOVERS
 from dimorder.graph.nodes import args_of, bound
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.operator import in_torchs_parts
+from dimorder.ops.operator import in_torchs_parts, spelling
 from dimorder.ops.pointwise import pointwise
 
 aten = torch.ops.aten
@@ -275,8 +275,26 @@ def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
     return n.emit(aten._to_copy.default, x, dtype=dtype)
 
 
+def _of_bits(target: Any) -> Callable[..., Value]:
+    """Return the spelling of an operator on bits with the operands as tensors of one type."""
+
+    def spell(n: Tracer, x: Value, other: Value) -> Value:
+        y = other if isinstance(other, Node | torch.Tensor) else torch.tensor(other, dtype=dtype_of(x))
+        return n.write(target, x, y)
+
+    return spell
+
+
+_SHIFTS = ((aten.bitwise_left_shift, aten.__lshift__), (aten.bitwise_right_shift, aten.__rshift__))
+
 OPERATORS = (
     *map(in_torchs_parts, (aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor)),
+    *map(in_torchs_parts, (aten.__and__.Scalar, aten.__or__.Scalar, aten.__xor__.Scalar)),
+    *(
+        spelling(_of_bits(op.Tensor), op.Scalar)
+        for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
+    ),
+    *(spelling(_of_bits(op.Tensor), op.Tensor_Scalar, short.Tensor, short.Scalar) for op, short in _SHIFTS),
     pointwise(aten._to_copy.default, spell=_to_copy),
     *(pointwise(target, spell=between_constants(target)) for target in _CHOICES),
 )

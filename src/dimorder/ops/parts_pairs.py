@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dimorder.ops.parts_indexed import MOST_PAIRS, scatter_reduce
+from dimorder.ops.parts_sorted import of_truths
 
 aten = torch.ops.aten
 
@@ -61,5 +62,8 @@ def _is_nan_alone(x: Tensor, other: Tensor) -> Tensor:
 
 
 PAIRS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.scatter_reduce.two: _scatter_reduce, aten.sort.stable: _sort_stable}
+    {
+        aten.scatter_reduce.two: _scatter_reduce,
+        aten.sort.stable: of_truths(aten.sort.stable, _sort_stable),
+    }
 )

@@ -125,16 +125,18 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
     return x
 
 
-def _extreme_dim(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a maximum or minimum with its place, of a number or of truth values."""
+def _extreme_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    return NotImplemented if x.dim() else _of_number(x)
 
-    def compute(x: Tensor, dim: int, keepdim: bool = False) -> Any:
-        if not x.dim():
-            return _of_number(x)
+
+def of_truths(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose rows may be truth values: the numbers 1 and 0 have the same order."""
+
+    def compute(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.dtype != torch.bool:
-            return NotImplemented
-        value, at = choose(x.to(torch.float32), dim, keepdim)
-        return value != 0, at
+            return function(x, *args, **kwargs)
+        values, at = target(x.to(torch.float32), *args, **kwargs)
+        return values != 0, at
 
     return compute
 
@@ -147,18 +149,23 @@ def _product(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
 
 SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        aten.sort.default: _sort,
-        aten.sort.stable: _sort_stable,
+        **{
+            target: of_truths(target, function)
+            for target, function in (
+                (aten.sort.default, _sort),
+                (aten.sort.stable, _sort_stable),
+                (aten.mode.default, _mode),
+                (aten.max.dim, _extreme_dim),
+                (aten.min.dim, _extreme_dim),
+            )
+        },
         aten.topk.default: _topk,
         aten.kthvalue.default: _kthvalue,
-        aten.mode.default: _mode,
         aten.nanmedian.default: _nanmedian,
         aten.nanmedian.dim: _nanmedian_dim,
         aten.cummax.default: _running_extreme(torch.ge),
         aten.cummin.default: _running_extreme(torch.le),
         aten.logcumsumexp.default: _logcumsumexp,
-        aten.max.dim: _extreme_dim(torch.max),
-        aten.min.dim: _extreme_dim(torch.min),
         aten.max.default: lambda x: NotImplemented if x.dim() else x,
         aten.min.default: lambda x: NotImplemented if x.dim() else x,
         aten.prod.default: _product,

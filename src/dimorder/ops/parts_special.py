@@ -57,6 +57,11 @@ def _angle(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0))
 
 
+def _signbit(x: Tensor) -> Tensor:
+    """Return whether a number has the sign -, which -0 has too. A NaN has none here."""
+    return (torch.where(x == 0, 1 / x, x) if x.is_floating_point() else x) < 0
+
+
 def _copysign(x: Tensor, sign: Tensor | float) -> Tensor:
     is_below = torch.signbit(sign) if isinstance(sign, Tensor) else math.copysign(1, sign) < 0
     size = x.abs()
@@ -272,6 +277,7 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
 SPECIAL: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.ldexp.Tensor: _ldexp,
+        aten.signbit.default: _signbit,
         **{target: of_floats(function) for target, function in _OF_FLOATS.items()},
     }
 )

@@ -183,7 +183,7 @@ OPERATORS = (
     spelling(_celu, aten.celu.default),
     *map(in_torchs_parts, (aten.glu.default, aten.selu.default, aten.prelu.default)),
     *map(in_torchs_parts, (aten.clip.default, aten.clip.Tensor, aten.max.other, aten.min.other)),
-    *map(in_torchs_parts, (aten.true_divide.Tensor, aten.__xor__.Scalar)),
+    in_torchs_parts(aten.true_divide.Tensor),
     spelling(in_float32(_add_combined(aten.mul.Tensor)), aten.addcmul.default),
     spelling(in_float32(_add_combined(aten.div.Tensor)), aten.addcdiv.default),
 )

@@ -209,6 +209,9 @@ class SymbolicProgram:
         for point in itertools.chain(best, points):
             if len(found) < _MAX_POINTS and are_apart([*found, point]):
                 found.append(point)
+        if len(found) < _MAX_POINTS:  # few sizes: the first points may leave none for the last
+            choices = map(list, itertools.combinations([*found, *points], _MAX_POINTS))
+            found = next(filter(are_apart, choices), found)
         if len(found) > 1 and self._count_varying(found) < len(self._remainders):
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
             steps = [[last[s.name] + step for step in (0, -s.step, s.step)] for s in self.symbols]
@@ -219,9 +222,7 @@ class SymbolicProgram:
         if len(found) < min(
             _MAX_POINTS, len(self.symbols) + 1
         ):  # else one dynamic size could pass for another
-            fix = (
-                "give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size"
-            )
+            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {self.ranges}", fix)
         return self._with_points_apart(found)
 

@@ -109,6 +109,7 @@ def truth_rows(
     xor: str,
     select: str,
     halves: Callable[[Arguments], bool] = lambda arguments: False,
+    bitwise: bool = False,
 ) -> Mapping[Any, Row]:
     """Return the rows of logical operators, and of selections by a truth value.
 
@@ -117,16 +118,21 @@ def truth_rows(
         xor: the target's operator for truth values that differ.
         select: its operator that selects elements.
         halves: see `Row`; of the selections.
+        bitwise: whether the target has these operators for bits of integers, named BITWISE, not LOGICAL.
     """
 
     def check_bits(a: Arguments) -> str | None:
-        return None if a.dtype == torch.bool else f"bits of {a.dtype}"
+        return None if bitwise or a.dtype == torch.bool else f"bits of {a.dtype}"
+
+    def written(w: Any, a: Arguments, kind: str, *operands: Any) -> Any:
+        kind = kind if a.dtype == torch.bool else kind.replace("LOGICAL", "BITWISE")
+        return w.elementwise(kind, *(value(w, operand, a.dtype) for operand in operands))
 
     def both(kind: str) -> Callable[[Any, Arguments], Any]:
-        return lambda w, a: w.elementwise(kind, value(w, a.self, torch.bool), value(w, a.other, torch.bool))
+        return lambda w, a: written(w, a, kind, a.self, a.other)
 
     def negated(w: Any, a: Arguments) -> Any:
-        return w.elementwise("LOGICAL_NOT", value(w, a.self, torch.bool))
+        return written(w, a, "LOGICAL_NOT", a.self)
 
     def where(w: Any, a: Arguments) -> Any:
         x, y = (value(w, operand, a.dtype) for operand in (a.self, a.other))

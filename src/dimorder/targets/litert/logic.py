@@ -60,12 +60,6 @@ def _isnan(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.elementwise("NOT_EQUAL", x, x, dtype=BOOL)
 
 
-def _signbit(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x = w.dense(a.self)
-    bits = w.elementwise("BITCAST", x, dtype=I32) if x.dtype == F32 else x
-    return w.elementwise("LESS", bits, 0, dtype=BOOL)
-
-
 def _check_bits(a: Arguments) -> str | None:
     return None if {a.dtype, a.self.meta["val"].dtype} == {F32, I32} else "bits of other types"
 
@@ -174,7 +168,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
         aten.clamp.Tensor: Row(_clamp, check_number),
         aten.isnan.default: Row(_isnan),
-        aten.signbit.default: Row(_signbit),
         aten.view.dtype: Row(
             lambda w, a: w.elementwise("BITCAST", w.dense(a.self), dtype=a.dtype), _check_bits
         ),

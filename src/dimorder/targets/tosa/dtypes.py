@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-# torch dtype -> TOSA's. TOSA 1.0 has no 64-bit integers: indices are INT32, and `run` casts at the boundary.
+# torch dtype -> TOSA's. TOSA 1.0 has no 64 bits: indices are INT32, float64 is computed in FP32, and `run`
+# casts both at the boundary. A graph of floats holds uint8 as FP32, and as the bits of INT8 at the boundary.
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {
         torch.float32: "FP32",
@@ -20,8 +21,11 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.bool: "BOOL",
         torch.float16: "FP16",
         torch.bfloat16: "BF16",  # an extension of the profile
+        torch.float64: "FP32",
+        torch.uint8: "FP32",
     }
 )
+AT_BOUNDARY: Mapping[torch.dtype, str] = MappingProxyType({**DTYPES, torch.uint8: "INT8"})
 # TOSA's -> the first of torch's types that it stands for, which is the widest.
 WIDEST: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in [*DTYPES.items()][::-1]})
 # The same, with the widths that TOSA has.

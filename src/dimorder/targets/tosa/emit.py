@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -26,9 +27,10 @@ from dimorder.targets.program_io import (
     read_signature,
 )
 from dimorder.targets.table import Table, View, whole
-from dimorder.targets.tosa.dtypes import DTYPES
+from dimorder.targets.tosa.dtypes import AT_BOUNDARY
 from dimorder.targets.tosa.integers.model import TosaModel
-from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
+from dimorder.targets.tosa.ops import OPERATORS, unfit_input
+from dimorder.targets.tosa.pointwise import bits_of_byte, byte_from_bits
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 FLOAT = "floats, where a graph of integers takes and gives integers"
@@ -52,8 +54,7 @@ def read_program(program: ExportedProgram, operators: Table) -> tuple[Signature,
     in_integers = QUANTIZE in operators.rows
     fix = QUANTISE_FIX if in_integers else FIX
     for node in signature.inputs:
-        reason = operators.unfit(node.meta["val"], False)
-        if reason:
+        if reason := unfit_input(operators, node.meta["val"]):
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
         if in_integers and node.meta["val"].is_floating_point():
             raise UnsupportedError(f"input {node.name!r}", FLOAT, ENDS_FIX)
@@ -88,13 +89,17 @@ def write(
     operands' values show.
     """
     signature, fused = read_program(program, operators)
-    fix = FIX if QUANTIZE not in operators.rows else QUANTISE_FIX
+    in_integers = QUANTIZE in operators.rows
+    fix = QUANTISE_FIX if in_integers else FIX
     writer, values = writer or TosaWriter(), dict[Node, Any](signature.constants)
     rounded: dict[str, TosaValue] = {}
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
         with blamed(f"input {spec.name!r}", BOUNDARY_FIX):
-            dtype = DTYPES.get(node.meta["val"].dtype, "INT8")  # also unsigned ones
-            values[node] = as_called(whole(writer.input(node.name, physical_shape(spec), dtype)), spec)
+            dtype = node.meta["val"].dtype
+            value = writer.input(node.name, physical_shape(spec), AT_BOUNDARY[dtype])
+            if dtype == torch.uint8 and not in_integers:
+                value = byte_from_bits(writer, value)
+            values[node] = as_called(whole(value), spec)
     for node in program.graph.nodes:
         if node.op != "call_function" or node in values:
             continue
@@ -110,12 +115,14 @@ def write(
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         held = values[node]
-        reason = None if isinstance(held, View) else unsupported_value(held)
+        reason = None if isinstance(held, View) else unfit_input(operators, held)
         if reason:
             raise UnsupportedError(f"output {spec.name!r}", reason, BOUNDARY_FIX)
         if isinstance(held, View) and not isinstance(held.value, TosaValue):
             raise UnsupportedError(f"output {spec.name!r}", FLOAT, ENDS_FIX)
         with blamed(f"output {spec.name!r}", BOUNDARY_FIX):
             view = held if isinstance(held, View) else whole(writer.constant(held))
-            writer.output(writer.dense(as_promised(view, spec)))
+            value = writer.dense(as_promised(view, spec))
+            in_bits = node.meta["val"].dtype == torch.uint8 and not in_integers
+            writer.output(bits_of_byte(writer, value) if in_bits else value)
     return writer.finish(), partial(writer.model, rounded)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dimorder.errors import UnsupportedError
 from dimorder.targets.rows import truth_rows
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.calls import dtype_of
@@ -16,6 +17,8 @@ from dimorder.targets.tosa.pointwise import value
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
+
+_BITS = 32  # of an integer in TOSA
 
 
 def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
@@ -39,6 +42,18 @@ def _value(w: TosaWriter, operand: Any, dtype: torch.dtype) -> TosaValue:
     return value(w, operand, DTYPES[dtype])
 
 
+def _shift(kind: str, **options: Any) -> Row:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
+        if not all(0 <= places < _BITS for places in a.other.flatten().tolist()):
+            raise UnsupportedError("a shift", "a shift by other places than 0 to 31", "shift by fewer")
+        return w.elementwise(kind, *(_value(w, operand, a.dtype) for operand in (a.self, a.other)), **options)
+
+    def check(a: Arguments) -> str | None:
+        return None if a.is_constant(a.other) else "a shift by computed places"
+
+    return Row(build, check)
+
+
 _COMPARISONS = {
     aten.eq: _compare("EQUAL"),
     aten.ne: _compare("EQUAL", negated=True),
@@ -53,6 +68,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
         **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
         aten.isnan.default: Row(_isnan, halves=is_of_one_type),
-        **truth_rows(_value, "LOGICAL_XOR", "SELECT", halves=is_of_one_type),
+        **truth_rows(_value, "LOGICAL_XOR", "SELECT", halves=is_of_one_type, bitwise=True),
+        aten.bitwise_left_shift.Tensor: _shift("LOGICAL_LEFT_SHIFT"),
+        aten.bitwise_right_shift.Tensor: _shift("ARITHMETIC_RIGHT_SHIFT", round=False),
     }
 )

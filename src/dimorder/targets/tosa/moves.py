@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -111,13 +112,16 @@ def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.cat.default: Row(_cat, halves=is_of_one_type),
-        aten.slice.Tensor: Row(_slice, lambda a: unfit_step(a, "TOSA"), halves=is_of_one_type),
-        aten.constant_pad_nd.default: Row(_constant_pad, halves=is_of_one_type),
-        aten.expand.default: Row(_expand, halves=is_of_one_type),
-        aten.flip.default: Row(_flip, halves=is_of_one_type),
-        aten.permute.default: Row(permute, halves=is_of_one_type),
-        aten.view.default: Row(view, halves=is_of_one_type),
-        aten.clone.default: Row(clone, halves=is_of_one_type),
+        target: replace(row, halves=is_of_one_type, integers=True)
+        for target, row in {
+            aten.cat.default: Row(_cat),
+            aten.slice.Tensor: Row(_slice, lambda a: unfit_step(a, "TOSA")),
+            aten.constant_pad_nd.default: Row(_constant_pad),
+            aten.expand.default: Row(_expand),
+            aten.flip.default: Row(_flip),
+            aten.permute.default: Row(permute),
+            aten.view.default: Row(view),
+            aten.clone.default: Row(clone),
+        }.items()
     }
 )

@@ -79,7 +79,25 @@ def cast(w: TosaWriter, x: TosaValue, dtype: str) -> TosaValue:
     return w.elementwise("CAST", x, dtype=dtype)
 
 
-def greater(w: TosaWriter, x: TosaValue, y: TosaValue | float) -> TosaValue:
+def byte_of(w: TosaWriter, x: TosaValue) -> TosaValue:
+    """Return a float as a uint8, which is held in FP32: the whole number before it, modulo 256."""
+    whole = truncate(w, x)
+    return add(w, whole, mul(w, w.elementwise("FLOOR", mul(w, whole, 1 / 256)), -256.0))
+
+
+def byte_from_bits(w: TosaWriter, bits: TosaValue) -> TosaValue:
+    """Return a uint8 in FP32 from its bits, which TOSA reads as a number from -128 on."""
+    x = w.elementwise("CAST", bits, dtype="FP32")
+    return w.elementwise("SELECT", greater(w, 0.0, x), add(w, x, 256.0), x)
+
+
+def bits_of_byte(w: TosaWriter, x: TosaValue) -> TosaValue:
+    """Return the bits of a uint8 that is held in FP32."""
+    signed = w.elementwise("SELECT", greater(w, x, 127.0), add(w, x, -256.0), x)
+    return w.elementwise("CAST", signed, dtype="INT8")
+
+
+def greater(w: TosaWriter, x: TosaValue | float, y: TosaValue | float) -> TosaValue:
     return w.elementwise("GREATER", x, y, dtype="BOOL")
 
 
@@ -273,12 +291,46 @@ def _power_of_number(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.elementwise("POW", a.self, w.dense(a.exponent))
 
 
+def _power(w: TosaWriter, a: Arguments) -> TosaValue:
+    """Write powers by POW of a base above 0; that of 0 and the sign of others are selected."""
+    x, exponent = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.exponent))
+    if isinstance(a.exponent, Tensor) and bool((a.exponent % 1 != 0).all()):
+        return w.elementwise("POW", x, exponent)  # as of one number, where a negative base gives NaN
+
+    def select(condition: TosaValue, y: TosaValue | float, z: TosaValue | float) -> TosaValue:
+        y, z = (w.number(each, x.dtype) if isinstance(each, float) else each for each in (y, z))
+        return w.elementwise("SELECT", condition, y, z)
+
+    def equal(y: TosaValue, z: TosaValue | float) -> TosaValue:
+        return w.elementwise("EQUAL", y, z, dtype="BOOL")
+
+    is_zero = equal(x, 0.0)
+    size = w.elementwise("POW", select(is_zero, 1.0, w.elementwise("ABS", x)), exponent)
+    of_zero = select(greater(w, exponent, 0.0), 0.0, select(equal(exponent, 0.0), 1.0, math.inf))
+    is_whole = equal(w.elementwise("FLOOR", exponent), exponent)
+    half = mul(w, exponent, 0.5)
+    of_negative = select(equal(w.elementwise("FLOOR", half), half), size, negate(w, size))
+    of_others = select(greater(w, 0.0, x), select(is_whole, of_negative, math.nan), size)
+    return select(is_zero, of_zero, of_others)
+
+
 def _check_base(a: Arguments) -> str | None:
     return check_float(a) if a.self > 0 else f"powers of {a.self}: TOSA's POW takes a base above 0"
 
 
 def _prelu(w: TosaWriter, a: Arguments) -> TosaValue:
     return leaky(w, w.dense(a.x), w.dense(a.weight))
+
+
+def _to_copy(w: TosaWriter, a: Arguments) -> TosaValue:
+    x = w.dense(a.self)
+    if a.dtype == torch.uint8 and x.dtype == "INT32":
+        return cast(w, w.elementwise("BITWISE_AND", x, 255), "FP32")
+    if a.dtype == torch.uint8:
+        return byte_of(w, cast(w, x, "FP32"))
+    if a.dtype == torch.int8 and x.dtype == "FP32":
+        return bits_of_byte(w, byte_of(w, x))
+    return cast(w, x, DTYPES[a.dtype])
 
 
 _ARITHMETIC = {
@@ -297,6 +349,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.minimum.default: _binary(_kind2("MINIMUM")),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),
         aten.pow.Scalar: Row(_power_of_number, _check_base),
+        aten.pow.Tensor_Tensor: Row(_power, check_float),
         aten.abs.default: _unary_number(_kind("ABS")),
         aten.neg.default: _unary_number(negate),
         aten.square.default: _unary(lambda w, x: mul(w, x, x)),
@@ -329,8 +382,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.elu.default: _with(_elu, lambda a: check_float(a) or unfit_elu(a)),
         aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
         dimorder.prelu_last.default: Row(_prelu),
-        aten._to_copy.default: Row(
-            lambda w, a: cast(w, w.dense(a.self), DTYPES[a.dtype]), halves=lambda a: True
-        ),
+        aten._to_copy.default: Row(_to_copy, halves=lambda a: True, integers=True),
     }
 )

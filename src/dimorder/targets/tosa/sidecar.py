@@ -15,12 +15,11 @@ import torch
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import ContractError, UsageError
-from dimorder.targets.tosa.dtypes import DTYPES
+from dimorder.targets.tosa.dtypes import AT_BOUNDARY
 from dimorder.targets.tosa.graph import TosaTensor, inspect_tosa
 
 SUFFIX = ".json"
 _SEAL = "seal"
-_HELD = {**DTYPES, torch.uint8: "INT8"}  # a RESCALE at the boundary reads the bits as unsigned
 
 
 def encode(data: bytes, contract: Contract) -> bytes:
@@ -85,7 +84,7 @@ def _bytes(file: Path, path: Path, fix: str) -> bytes:
 def _promised(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(
         f"{'x'.join(map(str, spec.dim_order.physical_shape(spec.shape)))}:"
-        f"{_HELD.get(getattr(torch, spec.dtype), spec.dtype)}"
+        f"{AT_BOUNDARY.get(getattr(torch, spec.dtype), spec.dtype)}"
         for spec in specs
     )
 

@@ -47,7 +47,7 @@ from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.integers.numbers import PLAIN as PLAIN_FORMS
 from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
-from dimorder.targets.tosa.ops import OPERATORS
+from dimorder.targets.tosa.ops import OPERATORS, unfit_input
 from dimorder.targets.tosa.recipes import RECIPES
 from dimorder.targets.tosa.writer import MAX_RANK
 from dimorder.verification.network_calls import Run
@@ -123,6 +123,8 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     array = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
     if array.dtype == np.uint8:  # TOSA has these bits as INT8
         return array.view(np.int8)
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
     if array.dtype != np.int64:
         return array
     if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
@@ -247,10 +249,11 @@ def _target(
             operators.supports,
             implementations=implementations,
             max_rank=MAX_RANK,
-            takes=lambda value: operators.unfit(value, False),
+            takes=partial(unfit_input, operators),
             split_channels=SPLIT_CHANNELS,
             in_parts={**PARTS, **PAIRS, **ELEMENTARY, **places_of(_WITHOUT_ARGMAX)},
             in_pairs=True,
+            in_float32=frozenset({torch.float64}),
         ),
         counted(min_run=MIN_RUN, short_runs=0),  # by count, no graph has fewer TRANSPOSEs
         files=TargetFiles(load, check, (sidecar.SUFFIX,)),

@@ -276,9 +276,13 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "GREATER": lambda n, x, y: x > y,
         "GREATER_EQUAL": lambda n, x, y: x >= y,
         "LOGICAL_AND": lambda n, x, y: x & y,
+        "BITWISE_AND": lambda n, x, y: x & y,
         "LOGICAL_OR": lambda n, x, y: x | y,
+        "BITWISE_OR": lambda n, x, y: x | y,
         "LOGICAL_XOR": lambda n, x, y: x ^ y,
+        "BITWISE_XOR": lambda n, x, y: x ^ y,
         "LOGICAL_NOT": lambda n, x: ~x,
+        "BITWISE_NOT": lambda n, x: ~x,
         "SELECT": lambda n, choice, x, y: torch.where(choice, x, y),
         "CAST": lambda n, x: x,  # a truth value is 0 or 1, and any other number than 0 is true
         "CLAMP": _clamp,
