@@ -133,12 +133,13 @@ class TensorSpec:
 
     @staticmethod
     def row_major(name: str, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of tensors like this one, dense and row-major.
+        """Return the spec of tensors like this one, dense and row-major. A dynamic size is its expression.
 
         >>> TensorSpec.row_major("x", torch.zeros(2, 3)).dim_order
         DimOrder(0, 1)
         """
-        return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype), DimOrder.contiguous(tensor.dim()))
+        shape = (size if isinstance(size, int) else str(size) for size in tensor.shape)
+        return TensorSpec(name, tuple(shape), str(tensor.dtype), DimOrder.contiguous(tensor.dim()))
 
     @cached_property
     def boundary_order(self) -> DimOrder:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import dimorder
-from dimorder.errors import UnsupportedError, UsageError, VerificationError
+from dimorder.errors import UnsupportedError, UsageError
 from tests import zoo
 from tests.sizes.symbols import BATCH, Gated, errors, refusal
 
@@ -224,25 +224,3 @@ def test_a_resize_to_a_size_that_the_batch_may_have_is_in_the_delegate() -> None
     assert lowered.artifact is not None and not lowered.artifact.outside
     for n in (1, 2, 3):
         assert max(errors(lowered, network, torch.randn(n, 3, 4, 5))) <= 1e-5
-
-
-def test_scores_that_are_nearly_equal_are_named_where_the_places_of_the_best_differ() -> None:
-    class Ties(nn.Module):
-        """Two channels of a convolution differ by a rounding."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(16, 2, 3, padding=1, bias=False).requires_grad_(False)
-            self.conv.weight[0] = torch.arange(144).mul(1.7).sin().view(16, 3, 3)
-            self.conv.weight[1] = self.conv.weight[0] * (1 + 1e-7)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.conv(x).argmax(1)
-            return y
-
-    network, x = Ties().eval(), torch.randn(1, 16, 25, 25)
-    assert dimorder.lower(network, (x,), target="xnnpack").verified.artifact_ran
-    dims = ({2: Dim("H", min=4, max=32), 3: Dim("W", min=4, max=32)},)
-    with pytest.raises(VerificationError) as refused:
-        dimorder.lower(network, (x,), target="xnnpack", dynamic_shapes=dims)
-    assert refused.value.fix.startswith("return the scores, or lower it for one size")

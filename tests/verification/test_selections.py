@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import dimorder
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import graph_with_tensors
 from dimorder.layout.rewrite import rewrite
 from dimorder.verification.numerics import Float64Run
-from dimorder.verification.selections import Selections, _require_best
+from dimorder.verification.selections import Selections, _require_best, _require_steps
 from dimorder.verification.verify import Trial
 from tests.marks import require_runtime
 from tests.small_networks import Net
@@ -56,7 +57,7 @@ class Case:
         found = dimorder.plan(net, (X,))
         program = rewrite(found.extracted, found.layout_plan, found.contract)
         captured = found.extracted.annotated.program
-        selections = Selections.of(program, found.contract, found.extracted.buffers, captured.exported)
+        selections = Selections.of(program, found.contract, found.extracted.buffers, captured.exported.graph)
         assert selections is not None
         self.selections = selections
         self.trial = Trial(net, captured, found.contract)
@@ -113,6 +114,86 @@ def test_a_network_that_selects_is_lowered(target: str) -> None:
     require_runtime(target)
     lowered = dimorder.lower(Picks(PICKS["topk"], 1e5).eval(), (X,), target=target)
     assert lowered.max_rel_error == 0
+
+
+class Ties(nn.Module):
+    """Two channels of a convolution differ by a rounding. It may count its calls."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 2, 3, padding=1, bias=False).requires_grad_(False)
+        self.conv.weight[0] = torch.arange(144).mul(1.7).sin().view(16, 3, 3)
+        self.conv.weight[1] = self.conv.weight[0] * (1 + 1e-7)
+        self.counts = counts
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.calls += 1
+        y: Tensor = self.conv(x).argmax(1)
+        return y
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_what_a_network_of_many_sizes_selects_is_followed(target: str) -> None:
+    require_runtime(target)
+    dims = ({2: Dim("H", min=4, max=32), 3: Dim("W", min=4, max=32)},)
+    x = torch.randn(1, 16, 25, 25)
+    assert dimorder.lower(Ties().eval(), (x,), target=target, dynamic_shapes=dims).verified.artifact_ran
+
+
+def test_nearly_equal_scores_of_a_network_with_state_are_named() -> None:
+    pytest.importorskip("executorch")
+    with pytest.raises(VerificationError) as refused:
+        dimorder.lower(Ties(counts=True).eval(), (torch.randn(1, 16, 25, 25),), target="xnnpack")
+    assert refused.value.fix.startswith("return what it selects from: a rounding may exchange scores")
+
+
+# Each with a number at a step of it.
+STEPS: dict[str, tuple[float, Pick]] = {
+    "round": (0.5, torch.round),
+    "round in place": (0.5, lambda y: (y * 1.0).round_()),
+    "round to decimals": (0.05, lambda y: y.round(decimals=1)),
+    "floor": (1, torch.floor),
+    "integers": (1, lambda y: y.int().float()),
+    "bytes": (1, lambda y: y.byte().float()),
+    "sign": (0, torch.sign),
+    "above": (8, lambda y: (y > 8).float() * 7),
+    "at most": (1, lambda y: torch.where(y <= 1, 3.0, -y)),
+}
+
+
+class Steps(nn.Module):
+    """Takes steps of elements that are a rounding off `at`, and adds them up."""
+
+    def __init__(self, step: Pick, at: float) -> None:
+        super().__init__()
+        self.step, self.at, self.two = step, at, Ties().conv
+        self.last = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.two(x)
+        near = y[:, :1] - y[:, 1:] + self.at
+        z: Tensor = self.last(self.step(torch.cat([near, y[:, :1]], 3)))
+        return z
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_rounding_may_cross_a_step(name: str, target: str) -> None:
+    require_runtime(target)
+    at, step = STEPS[name]
+    x = torch.randn(1, 16, 25, 24, generator=torch.Generator().manual_seed(2))
+    assert dimorder.lower(Steps(step, at).eval(), (x,), target=target).max_rel_error < 1e-4
+
+
+def test_a_step_far_from_the_operand_is_refused() -> None:
+    x = torch.tensor([0.2, 0.5, 2.4])
+    node = torch.fx.Graph().call_function(torch.ops.aten.round.default, ())
+    own = x.round()
+    _require_steps(node, (x,), {}, torch.tensor([0.0, 1, 2]), own, 1e-4)
+    with pytest.raises(VerificationError, match="its operand is not near a step"):
+        _require_steps(node, (x,), {}, torch.tensor([0.0, 0, 3]), own, 1e-4)
 
 
 class PicksRows(nn.Module):

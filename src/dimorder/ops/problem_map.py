@@ -34,10 +34,21 @@ class BufferInfo:
         dims = self.tensor.dims
         return tuple(dims.index(dim) for dim in dynamic_dims(self.root) if dim in dims)
 
-    def logical(self, value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-        """Return the value in its logical shape, from a dense tensor with its axes in an order."""
-        axes = value.reshape([self.tensor.sizes[axis] for axis in order])
-        return axes.permute([order.index(axis) for axis in range(len(order))]).reshape(self.shape)
+    def logical(self, value: torch.Tensor, order: Sequence[int], shape: Sequence[int]) -> torch.Tensor | None:
+        """Return the value in its logical shape, from a dense tensor with its axes in an order.
+
+        The shape may have other dynamic sizes than the buffer. None if it is no shape of the buffer at all.
+        """
+        dynamic, pairs = dynamic_dims(self.root), itertools.zip_longest(self.shape, shape)
+        if any(own != size for dim, (own, size) in enumerate(pairs) if dim not in dynamic):
+            return None
+        sizes = list(self.tensor.sizes)
+        for axis in self.dynamic_axes:
+            dim = self.tensor.dims[axis]
+            others = (s for a, s in enumerate(sizes) if a != axis and self.tensor.dims[a] == dim)
+            sizes[axis] = shape[dim] // math.prod(others)
+        axes = value.reshape([sizes[axis] for axis in order])
+        return axes.permute([order.index(axis) for axis in range(len(order))]).reshape(tuple(shape))
 
     @property
     def nbytes(self) -> int:

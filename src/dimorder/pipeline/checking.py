@@ -91,7 +91,7 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None:
-                        _refuse(error, self._exported)
+                        _refuse(error, check.trial)
                     own = as_function(selections.program)
                     errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
         return max(errors)
@@ -146,23 +146,22 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None or run is None:
-                        _refuse(error, self._exported)
-                    errors.append(_compare_selected(check.trial, emitted, selections, target, what, runs))
+                        _refuse(error, check.trial)
+                    try:
+                        found = _compare_selected(check.trial, emitted, selections, target, what, runs)
+                    except UnsupportedError:
+                        _refuse(error, check.trial)
+                    errors.append(found)
         return max(errors)
 
     def _selections(
         self, physical: PhysicalProgram, planned: NetworkPlan, check: _LabelledTrial
     ) -> Selections | None:
-        """Return what a float network of fixed sizes selects, if it selects anything."""
-        quantized = isinstance(check.trial, QuantizedTrial)
-        if self.source.sizes is not None or quantized or check.choices is not None:
+        """Return what a float network selects, if it selects anything."""
+        if isinstance(check.trial, QuantizedTrial) or check.choices is not None:
             return None
-        return Selections.of(physical.program, planned.contract, planned.extracted.buffers, self._exported)
-
-    @property
-    def _exported(self) -> ExportedProgram:
-        """The network as torch exported it, at the first point."""
-        return self.variants[0].program.exported
+        network = check.trial.functional.module.graph
+        return Selections.of(physical.program, planned.contract, planned.extracted.buffers, network)
 
     def runs_by_default(self, target: Target) -> bool:
         """Return whether the target's runtime is fast enough to run all artifacts of the lowering."""
@@ -172,7 +171,7 @@ class Checks:
     @cached_property
     def _operations(self) -> int:
         """How many operations the products of the network take: two for each multiplication."""
-        program = self._exported
+        program = self.variants[0].program.exported
         args, kwargs = program.example_inputs
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             own_module(program)(*args, **kwargs)
@@ -253,11 +252,11 @@ class Checks:
         return Trial(exported, program, contract)
 
 
-def _refuse(error: VerificationError, exported: ExportedProgram) -> NoReturn:
+def _refuse(error: VerificationError, trial: Trial) -> NoReturn:
     """Raise the error of a program whose selections are not followed, and say so if it selects anything."""
-    if not selects(exported):
+    if not selects(trial.functional.module.graph):
         raise error
-    fix = "return the scores, or lower it for one size: nearly equal ones may change places; else report it"
+    fix = "return what it selects from: a rounding may exchange scores, or cross a step; else report it"
     raise type(error)(error.where, error.found, fix) from error
 
 
@@ -266,7 +265,11 @@ def _compare_selected(
 ) -> float:
     """Return the relative error of an artifact whose network selects what the artifact selects.
 
-    The artifact is emitted once more, with the places among its outputs. Its other outputs must be equal.
+    The artifact is emitted once more, with what it selects among its outputs. The others must be equal.
+
+    Raises:
+        UnsupportedError: if the target cannot give these outputs.
+        VerificationError: if the artifact does not select well, or is farther off than rounding explains.
     """
     more = target.emit(selections.program, selections.contract)
     errors = []

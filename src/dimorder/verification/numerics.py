@@ -304,7 +304,7 @@ class LogicalIntegersRun(Float64Run):
             info = self.buffers[buffer]
             # A value whose padding became its convolution's own (`fuse_pad_into_conv`) has fewer elements.
             if result.numel() == info.value.numel():
-                self.integers[-1][info.root.name] = info.logical(result, origin_of(node)["order"])
+                self.integers[-1][info.root.name] = info.logical(result, origin_of(node)["order"], info.shape)
         return result
 
 
