@@ -207,10 +207,11 @@ def _require_steps(
     node: Node, args: Sequence[Any], kwargs: Any, selected: Tensor, own: Tensor, tolerance: float
 ) -> None:
     """Check that results of steps are those of elements that differ by the tolerance at most."""
+    target: Any = node.target
     x, *others = args
     sizes = [each[each.isfinite()].abs() for each in args if isinstance(each, Tensor)]
     reach = tolerance * max((float(size.max()) for size in sizes if size.numel()), default=0.0)
-    below, above = (node.target(x + shift, *others, **kwargs).double() for shift in (-reach, reach))
+    below, above = (target(x + shift, *others, **kwargs).double() for shift in (-reach, reach))
     given, slack = selected.double(), _ULPS * below.abs()  # of tenths, which are rounded themselves
     is_between = (torch.minimum(below, above) - slack <= given) & (
         given <= torch.maximum(below, above) + slack
