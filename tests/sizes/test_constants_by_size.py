@@ -52,6 +52,25 @@ def test_a_matrix_that_begins_as_a_larger_one_is_sliced_beside_what_is_computed(
     assert sum("matmul(slice_constant" in line for line in products) == 2 and len(products) == 4
 
 
+class Codes(nn.Module):
+    """Returns the distances of pixels to the codes of a table, by a product with columns of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.table = nn.Conv2d(3, 4, 3, padding=1), nn.Parameter(torch.randn(9, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(self.conv(x).permute(0, 2, 3, 1).reshape(-1, 4), self.table)
+
+
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
+def test_ones_along_several_dynamic_sizes(target: str) -> None:
+    module = Codes().eval()
+    lowered = lower(module, "2x3xHxW", target=target)
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("2x3xHxW", sizes))) <= 1e-4
+
+
 class Positions(nn.Module):
     """Adds each place's row of a table before a causal mask, and with the table transposed after the mask."""
 

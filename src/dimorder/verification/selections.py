@@ -69,7 +69,7 @@ class Selections:
         contract: Its contract.
         sources: For each further output the name of the exported program's call that selects, the buffer,
             and the order of the buffer's axes.
-        selected: What the last run selected, by the names of these calls, as the program has it in memory.
+        selected: The further outputs of the last run, by the names of these calls, as they lie in memory.
     """
 
     program: ExportedProgram
@@ -124,8 +124,8 @@ class Selections:
     def follow(self, numerics: Numerics, tolerance: float | None = None) -> Numerics:
         """Return numerics in which the network selects what the last run selected.
 
-        With a `tolerance`, relative to the largest score or element, the scores at these places must be the
-        best ones, and the elements must be at these steps.
+        With a `tolerance`, the scores at these places must be the best ones, and the elements must be at
+        these steps. It is relative to the largest of these.
         """
         selected = {
             name: partial(buffer.logical, self.selected[name], order) for name, buffer, order in self.sources

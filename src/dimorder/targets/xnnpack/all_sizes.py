@@ -75,24 +75,39 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     """Write a constant that is one row, repeated along dynamic dimensions, for all sizes.
 
     A reader with another operand of the result's sizes gets the single row. Other readers get the sum of the
-    row and zeros of one dynamic size. The zeros come from a padded slice of another value. Integers are added
-    to zeros of their own scale, which leaves them unchanged.
+    row and zeros, for each dynamic size. The zeros come from a padded slice of another value. Integers are
+    added to zeros of their own scale, which leaves them unchanged.
     """
     assert value.constant is not None
     row = graph.add(value.constant.data.shape, value.integer_type or value.half, constant=value.constant)
     if _is_broadcast(graph, value):
         graph.read_instead(value.id, row.id)
         return
-    builder, start = XnnBuilder(graph), len(graph.nodes)
-    varying = [d for d, size in enumerate(value.shape) if isinstance(size, DynamicSize)]
-    if len(varying) != 1:
-        raise SizesError(_origin(graph, value.id), "a constant of several dynamic sizes")
-    size = value.shape[varying[0]]
-    source = _source_of(graph, value, size)
-    if source is None:
-        found = "a constant of a dynamic size that no earlier value of the delegate has"
-        raise SizesError(_origin(graph, value.id), found)
-    x, dim, place = source
+    builder, start, total, last = XnnBuilder(graph), len(graph.nodes), row, 0
+    for varying in (d for d, size in enumerate(value.shape) if isinstance(size, DynamicSize)):
+        source = _source_of(graph, value, value.shape[varying])
+        if source is None:
+            found = "a constant of a dynamic size that no earlier value of the delegate has"
+            raise SizesError(_origin(graph, value.id), found)
+        x, dim, place = source
+        zeros = _zeros(builder, x, dim, [s if d == varying else 1 for d, s in enumerate(value.shape)])
+        zeros = zeros if value.integer_type is None else builder.quantize(zeros, value.integer_type)
+        shape, last = [*value.shape[: varying + 1], *total.shape[varying + 1 :]], max(last, place)
+        total = builder.node(
+            "Add", shape, input1_id=zeros.id, input2_id=total.id, result_type=value.integer_type
+        )
+    graph.read_instead(value.id, total.id)
+    for node in graph.nodes[start:]:
+        for numbers in (getattr(node.xnode_union, name, []) for name in ("new_shape", "sizes")):
+            numbers[:] = [_INFERRED if isinstance(n, DynamicSize) else n for n in numbers]
+    written = graph.nodes[start:]
+    del graph.nodes[start:]
+    graph.nodes[last:last] = written
+
+
+def _zeros(builder: XnnBuilder, x: XnnValue, dim: int, shape: Sequence[int]) -> XnnValue:
+    """Write zeros of a shape whose only size above 1 is the one of a value's dimension."""
+    size = x.shape[dim]
     rank = max(2, len(x.shape))
     if len(x.shape) == 1:
         x = builder.reshape(x, (size, 1))
@@ -104,17 +119,7 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     pads: dict[str, Any] = {"pre_paddings": before, "post_paddings": [0] * rank, "padding_value": 0.0}
     x = builder.node("StaticConstantPad", wide, **pads, input_id=x.id)
     x = builder.node("StaticSlice", ones, **piece, sizes=list(ones), input_id=x.id)
-    x = builder.reshape(x, [size if d == varying[0] else 1 for d in range(len(value.shape))])
-    x = x if value.integer_type is None else builder.quantize(x, value.integer_type)
-    result_type = value.integer_type
-    total = builder.node("Add", value.shape, input1_id=x.id, input2_id=row.id, result_type=result_type)
-    graph.read_instead(value.id, total.id)
-    for node in graph.nodes[start:]:
-        for numbers in (getattr(node.xnode_union, name, []) for name in ("new_shape", "sizes")):
-            numbers[:] = [_INFERRED if isinstance(n, DynamicSize) else n for n in numbers]
-    zeros = graph.nodes[start:]
-    del graph.nodes[start:]
-    graph.nodes[place:place] = zeros
+    return builder.reshape(x, list(shape))
 
 
 def _is_broadcast(graph: XnnGraph, value: XnnValue) -> bool:
