@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.layout.rewrite import at_boundary
+from tests.marks import require_runtime
 from tests.zoo import network, timm
 from tests.zoo.network import Network, row
 
@@ -141,3 +142,19 @@ def check(name: str, shape: tuple[int, ...], quantise: Quantise, islands: dict[s
         held = [at_boundary(torch.randn(shape, generator=generator), lowered.contract.inputs[0])]
         for got, wanted in zip(lowered.artifact.run(held), reference_run(held), strict=True):
             assert torch.equal(got, wanted.reshape(got.shape))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_norm_amplifies_roundings_of_channels_that_are_nearly_constant(target: str) -> None:
+    """Channels are up to 3, give or take 0.02, so their means are rounded as coarsely as elements differ."""
+    require_runtime(target)
+    torch.manual_seed(6)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(8, 8), nn.ReLU(), nn.Conv2d(8, 6, 3, padding=1)
+    ).eval()
+    with torch.no_grad():
+        net[0].weight *= 0.02
+        net[0].bias.copy_(torch.linspace(-3, 3, 8))
+    x = torch.randn(1, 1, 48, 40)
+    quantized = dimorder.quantize(net, [x, x + 0.1], target=target)
+    assert dimorder.lower(quantized, (x,), target=target).verified.artifact_ran

@@ -68,8 +68,12 @@ class Differences(NamedTuple):
         most, off, compared = zip((0, 0, 0), *parts, strict=True)
         return Differences(max(most), sum(off), sum(compared))
 
-    def require_few(self, what: str) -> None:
-        """Check that no more is off than rounding explains.
+    def require_few(self, what: str, are_counted: bool = True) -> None:
+        """Check that no more is off than rounding explains: a few integers, by one quantum.
+
+        Args:
+            what: the name of the integers in errors.
+            are_counted: whether many may not be off.
 
         Raises:
             VerificationError: if more is.
@@ -77,7 +81,7 @@ class Differences(NamedTuple):
         >>> halves = Origin(torch.full((99,), 2.5))
         >>> Differences.between(torch.tensor([3] * 99), torch.tensor([2] * 99), halves).require_few("halves")
         """
-        if self.most > QUANTA or self.off > FEW + OFF * self.compared:
+        if self.most > QUANTA or (are_counted and self.off > FEW + OFF * self.compared):
             raise VerificationError(
                 what,
                 f"integers are off by up to {self.most}, {self.off} of {self.compared}",

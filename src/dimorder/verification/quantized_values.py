@@ -1,4 +1,4 @@
-"""Record what a program quantizes, and measure how far half precision moves these values and its results."""
+"""Record what a program quantizes, and measure how far roundings move these values and its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dimorder.graph.tracing import is_half
 from dimorder.ops.quantization import is_dynamic
 from dimorder.ops.table import elements_of
 from dimorder.verification.fp16_accumulation import HalfSums
-from dimorder.verification.numerics import Float64Run
+from dimorder.verification.numerics import Float64Run, NoisyRun
 from dimorder.verification.reference import HALF_FACTOR
 from dimorder.verification.relative_error import error_in_float64
 
@@ -35,10 +35,8 @@ _MOST_OF_BIAS = 0.05  # quanta that the rounding of a bias may explain
 
 
 @dataclass(frozen=True)
-class HalfErrors:
-    """How far half precision may move a program's values.
-
-    A program without half precision has none.
+class RoundingErrors:
+    """How far roundings may move a program's values.
 
     Attributes:
         read: For each quantize, by name: how far what it reads may be off.
@@ -78,9 +76,9 @@ def record_quantized(
     after = dict(state)
     if state_of(exported):  # a functional program writes the buffers of its own module
         after = {name: run.module.get_buffer(name) for name in state}
-    errors = HalfErrors()
+    errors = RoundingErrors()
     if not is_dynamic(captured):  # the outputs of such a program are compared instead
-        errors = half_errors(exported, inputs, run.quantized, state)
+        errors = rounding_errors(exported, inputs, run.quantized, state)
     values, margins = dict[str, Tensor](), bias_margins(captured)
     for node in captured.graph.nodes:
         origin = node.meta.get(EXPORTED)
@@ -120,14 +118,15 @@ def _as_captured(value: Tensor, node: Node) -> Tensor:
     return value
 
 
-def half_errors(
+def rounding_errors(
     program: ExportedProgram,
     inputs: Sequence[Tensor],
     integers: Mapping[str, Tensor],
     state: Mapping[str, Tensor] = MappingProxyType({}),
     half_sums: bool = False,
-) -> HalfErrors:
-    """Return how far half precision may move the values of a program.
+    noisy: bool = False,
+) -> RoundingErrors:
+    """Return how far half precision, or noise, may move the values of a program; else nothing does.
 
     Each value is computed as torch computes it and in float64, from the same integers before it.
 
@@ -137,15 +136,16 @@ def half_errors(
         integers: what its quantize nodes give, by their names.
         state: its buffers' values before the call, if they are not those of the program.
         half_sums: whether sums may be kept in float16.
+        noisy: whether each float is moved by as much as float32 rounds a long sum.
     """
-    if not any(map(is_half, program.graph.nodes)):
-        return HalfErrors()
+    if not (noisy or any(map(is_half, program.graph.nodes))):
+        return RoundingErrors()
     wide = _WideRun(_with_state(program, state), integers)
     exact = wide.tensors(*inputs)
     read, outputs = dict[str, float](), [0.0] * len(exact)
     modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
     for mode in modes:
-        narrow = _QuantizedRun(_with_state(program, state), integers)
+        narrow = (_NoisyRun if noisy else _QuantizedRun)(_with_state(program, state), integers)
         with mode:
             found = narrow.tensors(*inputs)
         for name, value in narrow.read.items():
@@ -154,7 +154,7 @@ def half_errors(
         for i, (value, wanted) in enumerate(zip(found, exact, strict=True)):
             if value.is_floating_point():  # also float32 that is computed from half precision
                 outputs[i] = max(outputs[i], HALF_FACTOR * error_in_float64(value, wanted))
-    return HalfErrors(read, outputs)
+    return RoundingErrors(read, outputs)
 
 
 def _with_state(exported: ExportedProgram, state: Mapping[str, Tensor]) -> Module:
@@ -193,6 +193,14 @@ class _QuantizedRun(_ReadRun):
         if is_static_quantize(node) or is_dynamic_dequantize(node):
             self.quantized[node.name] = result
         return self.forced.get(node.name, super().result(node, operands, result))
+
+
+class _NoisyRun(_QuantizedRun, NoisyRun):
+    """Such a run with noise in each float, as of XNNPACK's sums of thousands of elements."""
+
+    def __init__(self, module: Module, forced: Mapping[str, Tensor]) -> None:
+        super().__init__(module, forced)
+        self.roundings = 16
 
 
 class _WideRun(_ReadRun, Float64Run):
