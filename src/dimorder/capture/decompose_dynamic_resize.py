@@ -1,4 +1,4 @@
-"""Decompose resizes to dynamic sizes, and slices from the end of a dynamic size: targets need fixed sizes.
+"""Decompose resizes and mean pools of dynamic sizes, and slices from their end: targets need fixed sizes.
 
 1. A pixel shuffle becomes a transposed convolution.
 2. A slice of the last element resizes the dimension to a few elements, and takes the last of these.
@@ -6,7 +6,8 @@
 4. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
    this matrix has the weight of each element along that dimension in one element of the result. The weight is
    1 less the distance between the two places, and 0 from a distance of 1 on. In a bicubic resize it is a
-   cubic function of the distance. Half precision is resized in float32 and rounded once, as torch does.
+   cubic function of the distance. In an adaptive pool it is the same for all elements of a window. Half
+   precision is resized in float32 and rounded once, as torch does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import ToFloat
 
 from dimorder.capture.functionalize import write_apart
@@ -181,10 +183,16 @@ def _resized(
     sizes = _new(x, size, factors)
     if all(isinstance(old, int) and old == 1 for old in x.shape[2:]):
         return x.expand(-1, -1, *sizes)
+    steps = zip(x.shape[2:], sizes, given, strict=True)
+    return _multiplied(x, [weigh(places(old, new, factor), old, x.dim()) for old, new, factor in steps])
+
+
+def _multiplied(x: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
+    """Multiply each dimension after the channels by a matrix, if there is one for it."""
     y, last = _cast(x, torch.float32).movedim(1, -1), x.dim() - 2
-    for d, (old, new, factor) in enumerate(zip(x.shape[2:], sizes, given, strict=True)):
-        weights = weigh(places(old, new, factor), old, x.dim())
-        y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
+    for d, matrix in enumerate(matrices):
+        if matrix is not None:
+            y = torch.matmul(matrix, y.transpose(d + 1, last)).transpose(d + 1, last)
     return _cast(y.movedim(-1, 1), x.dtype)
 
 
@@ -269,6 +277,39 @@ def _interpolated(weigh: Callable[[Tensor, Any, int], Tensor]) -> Callable[..., 
     return write
 
 
+# -- adaptive pools
+
+
+def _asks_pool(limits: ResizeLimits, x: Tensor, size: Sequence[Any]) -> bool:
+    """Return whether the windows of a pool are even at some sizes alone, or differ between sizes."""
+    pairs = list(zip(x.shape[2:], size, strict=False))
+    fits = x.dim() == len(size) + 2 and x.dtype in FLOATS
+    small = all(isinstance(new, int) and at_most(old) * new <= _LARGEST for old, new in pairs)
+    return fits and small and not all(_is_even(*pair) for pair in pairs)
+
+
+def _is_even(old: Any, new: int) -> bool:
+    """Return whether a dimension is cut into equal windows at every size, or is of a fixed size."""
+    return isinstance(old, int) or new == 1 or statically_known_true(old % new == 0)
+
+
+def _pooled(x: Tensor, size: Sequence[int]) -> Any:
+    pairs = list(zip(x.shape[2:], size, strict=True))
+    y = _multiplied(x, [None if _is_even(*pair) else _windows(*pair, x.dim()) for pair in pairs])
+    return MEAN_POOL(y, size) if any(_is_even(*pair) for pair in pairs) else y
+
+
+def _windows(old: Any, new: int, rank: int) -> Tensor:
+    """Return the matrix of a mean pool: element j is in window i if (j + 1) new > i old and j new < (i + 1) old.
+
+    Each difference of these integers is clamped to 0 … 1.
+    """
+    i, j, count = _range(new).unsqueeze(-1), _range(old), _last(old) + 1
+    begun, ended = (j + 1) * float(new) - i * count, (i + 1) * count - j * float(new)
+    near = begun.clamp(0.0, 1.0) * ended.clamp(0.0, 1.0)
+    return (near / near.sum(-1, keepdim=True)).view(*[1] * (rank - 2), *near.shape)
+
+
 def _shuffled(x: Tensor, factor: int) -> Any:
     """Write a pixel shuffle as a transposed convolution, whose taps are channels in a row."""
     taps = factor * factor
@@ -321,6 +362,7 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 _STEPS = (aten.slice.Tensor, aten.select.int)
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
 CUBIC = aten.upsample_bicubic2d.vec
+MEAN_POOL = aten.adaptive_avg_pool2d.default
 _COEFFICIENT = -0.75  # of torch's bicubic resize
 _LARGEST = 1 << 20  # the most elements of a matrix
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
@@ -338,6 +380,7 @@ _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = Mapping
         **dict.fromkeys(_LINEAR, (_asks_linear, _interpolated(_weights))),
         CUBIC: (_asks_cubic, _interpolated(_cubic_weights)),
         aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
+        MEAN_POOL: (_asks_pool, _pooled),
     }
 )
 RESIZES = frozenset(_RESIZES)

@@ -118,6 +118,8 @@ def _slices(tensors: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slic
 
 def _is_window(tensor: torch.Tensor, slices: Slices) -> bool:
     part = slices.whole
+    if any(share * (part.shape[dim] - tensor.shape[dim]) % 1 for dim, share in slices.shares.items()):
+        return False  # the middle of a row, if that lies between two places
     for dim, start, end in slices.windows(tensor.shape):
         part = part[(slice(None),) * dim + (slice(max(start, 0), end),)]
     return are_equal(part, tensor)
