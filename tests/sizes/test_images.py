@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import dimorder
-from tests.marks import slow_but
+from tests.marks import require_runtime, slow_but
 from tests.sizes.symbols import PICTURES, errors, lower, sized
 from tests.zoo.network import perturb
 
@@ -125,6 +125,29 @@ class Parts(nn.Module):
         common = parts.sum(1).mean((2, 3), keepdim=True)
         weights = self.weigh(common).view(batch, 2, 7, 1, 1).softmax(1)
         return self.head((parts * weights).sum(1))
+
+
+class Pyramid(nn.Module):
+    """Joins a map with means of its windows, as PSPNet does; 3 and 6 do not divide all sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 7, 3, stride=2, padding=1), nn.Conv2d(35, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        means = [nn.functional.adaptive_avg_pool2d(y, count) for count in (1, 2, 3, (6, 2))]
+        wide = [nn.functional.interpolate(each, size=y.shape[2:], mode="bilinear") for each in means]
+        return self.head(torch.cat([y, *wide], 1))
+
+
+@pytest.mark.parametrize("target", slow_but(["xnnpack", "litert"], ["xnnpack"]))
+def test_windows_of_other_sizes_at_each_size_are_averaged_by_matmuls(target: str) -> None:
+    require_runtime(target)
+    module = Pyramid().eval()
+    lowered = lower(module, SHAPE, target=target)
+    require_eagers_numbers(lowered, module)
+    assert not any("pool" in name for name in lowered.artifact.outside)
 
 
 @pytest.mark.parametrize(

@@ -300,9 +300,10 @@ def _pooled(x: Tensor, size: Sequence[int]) -> Any:
 
 
 def _windows(old: Any, new: int, rank: int) -> Tensor:
-    """Return the matrix of a mean pool: element j is in window i if (j + 1) new > i old and j new < (i + 1) old.
+    """Return the matrix of a mean pool.
 
-    Each difference of these integers is clamped to 0 … 1.
+    Element j is in window i if (j + 1) new > i old and j new < (i + 1) old. Each difference of these integers
+    is clamped to 0 … 1.
     """
     i, j, count = _range(new).unsqueeze(-1), _range(old), _last(old) + 1
     begun, ended = (j + 1) * float(new) - i * count, (i + 1) * count - j * float(new)

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
 from dimorder.graph.nodes import results
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
@@ -57,7 +58,7 @@ def unfit_sizes(
                 for point, varying in enumerate(varying_sizes(sizes, count))
             ]
         )
-    except NotForAllSizesError as error:
+    except (NotForAllSizesError, UnsupportedError) as error:  # or a tensor has too many dimensions
         return error.found
     return None
 
