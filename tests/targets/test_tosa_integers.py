@@ -482,3 +482,18 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int_model, "_COMPUTE", wrong)
     with pytest.raises(VerificationError):
         dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa", run_artifact=True)
+
+
+def test_heads_of_learned_queries() -> None:
+    class LearnedQueries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.keys = nn.Parameter(torch.randn(3, 5, 8)), nn.Linear(24, 24)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            keys = self.keys(x).view(2, 7, 3, 8).transpose(1, 2)
+            return (self.queries @ keys.transpose(-2, -1)).softmax(-1), keys @ self.queries.transpose(-2, -1)
+
+    x = torch.randn(2, 7, 24)
+    quantized = dimorder.quantize(LearnedQueries().eval(), [x, x * 0.9], target="tosa")
+    assert dimorder.lower(quantized, (x,), target="tosa").max_rel_error == 0

@@ -1,4 +1,7 @@
-"""Observe a clamped value after its clamp, and give a padded value the range of what is padded.
+"""Correct another quantizer: observe a clamped value after its clamp, for example.
+
+A padded value gets the range of what is padded, and a value that is computed of parameters alone stays as it
+is.
 
 So no level stands for values that a clamp removes, and padding with zeros needs no other scale.
 
@@ -9,14 +12,13 @@ of others for 96 %.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
     QuantizationSpec,
-    Quantizer,
     SharedQuantizationSpec,
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
@@ -25,31 +27,30 @@ from dimorder.graph.nodes import bound, set_meta
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
+from dimorder.quantization.wrapped import WrappedQuantizer
 
 _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 
 
-class BehindClamps(Quantizer):  # type: ignore[misc]
+class BehindClamps(WrappedQuantizer):
     """Another quantizer, whose annotations of values that are only clamped move to the clamps.
 
     A value that is padded with zeros shares the range of its operand. Transposed convolutions of one
     dimension become those of two first. In groups, they have a scale for each output channel. Integer
-    arithmetic stays as it is.
+    arithmetic stays as it is. So does what is computed of parameters alone: a divisor could become 0.
     """
-
-    def __init__(self, quantizer: Any) -> None:
-        super().__init__()
-        self.quantizer = quantizer
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         widen_transposed(model)
         integers = arguments_of_integers(model)
-        transformed: GraphModule = self.quantizer.transform_for_annotation(model)
+        transformed = super().transform_for_annotation(model)
         restore_arguments(transformed, integers)
         return transformed
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        annotated: GraphModule = self.quantizer.annotate(model)
+        annotated = super().annotate(model)
+        for node in _constant_calls(annotated):
+            node.meta.pop(Q_ANNOTATION_KEY, None)
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:
@@ -59,11 +60,27 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
                 _share(node)
         return annotated
 
-    def validate(self, model: GraphModule) -> None:
-        self.quantizer.validate(model)
 
-    def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: Any) -> None:
-        self.quantizer.prepare_obs_or_fq_callback(model, edge_or_node_to_obs_or_fq)
+def _constant_calls(model: GraphModule) -> Iterator[Node]:
+    """Yield the calls that are computed of parameters alone, and not of a buffer that the network writes."""
+    written = {_root(node).target for node in model.graph.nodes if _writes(node)}
+    constant = {node for node in model.graph.find_nodes(op="get_attr") if node.target not in written}
+    for node in model.graph.nodes:
+        if node.op == "call_function" and constant.issuperset(node.all_input_nodes) and not _writes(node):
+            constant.add(node)
+            yield node
+
+
+def _root(node: Node) -> Node:
+    """Return the value that a call writes to, or of which it is a view."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _writes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _move(clamp: Node) -> None:

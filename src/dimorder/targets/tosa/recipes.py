@@ -30,9 +30,14 @@ def _configured(quantizer: Callable[[int], Any], bits: int) -> Any:
     """
     from executorch.backends.arm import quantizer as arm
 
-    if bits == 8:
-        return quantizer(bits).set_global(arm.get_symmetric_quantization_config(is_per_channel=True))
-    return quantizer(bits).set_global(arm.get_symmetric_a16w8_quantization_config(epsilon=2.0**-24))
+    from dimorder.quantization.norms import NormsInParts
+
+    configured = (
+        arm.get_symmetric_quantization_config(is_per_channel=True)
+        if bits == 8
+        else arm.get_symmetric_a16w8_quantization_config(epsilon=2.0**-24)
+    )
+    return NormsInParts(quantizer(bits).set_global(configured))
 
 
 def _tosa(bits: int) -> Any:

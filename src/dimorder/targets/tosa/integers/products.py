@@ -78,18 +78,31 @@ def limit_of(weight: Tensor, bias: Tensor | None, of: IntegerType) -> int:
 
 def _matmul(w: W, a: Arguments) -> Accumulator:
     left, right = a.self, a.other
-    if isinstance(right, Tensor):
+    if isinstance(right, Tensor) and not _is_batch(right):
         x, of = as_integers(w, w.dense(left))
         weight, scales, zero_point = _weight(_right_weight(right))
         sums = reductions.linear(w, x, weight, None, (of.zero_point, zero_point))
         scales = scales * in_float32(of.scale)
         return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
-    if isinstance(left, Tensor):
+    if isinstance(left, Tensor) and not _is_batch(left):
         return _weight_first(w, left, *as_integers(w, w.dense(right)))
-    (x, x_of), (y, y_of) = as_integers(w, w.dense(left)), as_integers(w, w.dense(right))
+    (x, x_of), (y, y_of) = _matrices(w, left), _matrices(w, right)
     sums = reductions.matmul(w, x, y, (x_of.zero_point, y_of.zero_point))
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
     return Accumulator(sums, scale, x.shape[-1] * x_of.reach * y_of.reach)
+
+
+def _matrices(w: W, operand: Any) -> tuple[TosaValue, IntegerType]:
+    """Return the integers of matrices, which may be a batch of constants."""
+    if not isinstance(operand, Scaled):
+        return as_integers(w, w.dense(operand))
+    held = operand.integers
+    assert held.scale is not None, "the plan has no such constants"
+    return w.constant(held.values), IntegerType(held.values.dtype, held.scale, held.zero_point)
+
+
+def _is_batch(constant: Tensor) -> bool:
+    return math.prod(constant.shape[:-2]) != 1
 
 
 def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
@@ -110,16 +123,16 @@ def _left_weight(left: Tensor) -> Tensor:
 
 
 def _matmul_kernel(a: Arguments) -> FoundKernel:
-    if isinstance(a.other, Tensor):
-        return weighted(_right_weight(a.other))
-    return weighted(_left_weight(a.self)) if isinstance(a.self, Tensor) else INTEGERS
+    for constant, weight_of in ((a.other, _right_weight), (a.self, _left_weight)):
+        if isinstance(constant, Tensor):
+            return _batch_kernel(constant) if _is_batch(constant) else weighted(weight_of(constant))
+    return INTEGERS
 
 
-def _check_matmul(a: Arguments) -> str | None:
-    for operand in (a.self, a.other):
-        if a.is_constant(operand) and math.prod(operand.meta["val"].shape[:-2]) != 1:
-            return "a batch of constant matrices"
-    return reductions.check_matmul(a)
+def _batch_kernel(matrices: Tensor) -> FoundKernel:
+    if isinstance(matrices, Scaled) and matrices.integers.scale is not None:
+        return INTEGERS
+    return "a batch of constant matrices without one scale"
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
@@ -139,6 +152,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             spatial.check_transposed,
             kernel=lambda a: weighted(a.weight_ohwi),
         ),
-        aten.matmul.default: Row(_matmul, _check_matmul, kernel=_matmul_kernel),
+        aten.matmul.default: Row(_matmul, reductions.check_matmul, kernel=_matmul_kernel),
     }
 )

@@ -1,0 +1,51 @@
+"""Test norms that Arm's quantizers do not know: instance norms, and norms by root mean squares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("executorch")
+pytest.importorskip("tosa_serializer")
+
+import dimorder
+from dimorder.quantization.norms import rewrite_norms
+from dimorder.verification.relative_error import relative_error
+
+NORMS = {
+    "instance": nn.InstanceNorm2d(8),
+    "instance, affine": nn.InstanceNorm2d(8, affine=True),
+    "instance, running": nn.InstanceNorm2d(8, track_running_stats=True),
+    "root mean square": nn.RMSNorm(10),
+    "root mean square of planes": nn.RMSNorm((12, 10), eps=1e-3, elementwise_affine=False),
+}
+
+
+def perturbed(norm: nn.Module) -> nn.Module:
+    torch.manual_seed(3)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter, 1.0, 0.2)
+    return norm.eval()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rewritten_norms_compute_the_same(name: str) -> None:
+    norm, x = perturbed(NORMS[name]), torch.randn(2, 8, 12, 10) + 0.5
+    module = torch.export.export(norm, (x,)).module(check_guards=False)
+    assert isinstance(module, torch.fx.GraphModule)
+    rewrite_norms(module)
+    module.recompile()
+    torch.testing.assert_close(module(x), norm(x))
+
+
+@pytest.mark.parametrize("target", ["tosa", "ethos-u85-256"])
+@pytest.mark.parametrize("name", [name for name in NORMS if "running" not in name])
+def test_norms_are_computed_in_integers(name: str, target: str) -> None:
+    norm = perturbed(NORMS[name])
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(8, 6, 3)).eval()
+    examples = [torch.randn(1, 3, 12, 10) for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, target=target)
+    with torch.no_grad():
+        assert relative_error(quantized.module(examples[0]), net(examples[0])) < 0.05
+    assert dimorder.lower(quantized, (examples[0],), target=target).max_rel_error == 0
