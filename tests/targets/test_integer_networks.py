@@ -158,3 +158,25 @@ def test_a_norm_amplifies_roundings_of_channels_that_are_nearly_constant(target:
     x = torch.randn(1, 1, 48, 40)
     quantized = dimorder.quantize(net, [x, x + 0.1], target=target)
     assert dimorder.lower(quantized, (x,), target=target).verified.artifact_ran
+
+
+class PaddedPool(nn.Module):
+    """Pads with -∞ before a pool, as networks do that were ported from TensorFlow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = nn.functional.pad(self.conv(x), (0, 1, 0, 1), value=float("-inf"))
+        y: Tensor = self.head(nn.functional.max_pool2d(padded, 3, 2))
+        return y
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
+def test_infinite_padding_is_the_least_integer(target: str) -> None:
+    require_runtime(target)
+    x = torch.randn(1, 3, 19, 17)
+    quantized = dimorder.quantize(PaddedPool().eval(), [x, x * 0.9], target=target)
+    lowered = dimorder.lower(quantized, (x,), target=target)
+    assert lowered.verified.artifact_ran and not lowered.plan.float_islands

@@ -4,17 +4,19 @@
    with another scale computes its numbers from the result.
 2. A quantized value is dequantized once.
 3. A value that is quantized after a move, or after a maximum, is quantized once, before it.
-4. A move of dequantized values becomes a move of the integers.
-5. A selection from dequantized values is quantized with their scale.
-6. A value is not quantized a second time with the same scale.
-7. A clamp before such a second quantize moves before the first one.
-8. Elements that are gathered from a constant of one scale are gathered from its integers.
-9. The bias of a linear or convolution of quantized values becomes a multiple of its scale. Integer kernels
+4. A value is padded with a number that an integer stands for.
+5. A move of dequantized values becomes a move of the integers.
+6. A selection from dequantized values is quantized with their scale.
+7. A value is not quantized a second time with the same scale.
+8. A clamp before such a second quantize moves before the first one.
+9. Elements that are gathered from a constant of one scale are gathered from its integers.
+10. The bias of a linear or convolution of quantized values becomes a multiple of its scale. Integer kernels
    need such a bias.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +39,7 @@ from dimorder.graph.nodes import (
     source_of,
 )
 from dimorder.graph.prediction import add_predicted, without_data
-from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType, Scaled
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType, Scaled, in_float32
 from dimorder.ops.quantization import is_quantized, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -64,6 +66,8 @@ def normalize_quantization(module: GraphModule) -> None:
     pending = [node for node in graph.nodes if node.target is QUANTIZE]
     while pending:
         pending += _quantize_before(pending.pop())
+    for node in graph.find_nodes(op="call_function", target=QUANTIZE):
+        _round_fill(node)
     for node in list(graph.nodes):
         if elements_of(node.target) in _GATHERS:
             _gather_integers(module, node)
@@ -184,6 +188,27 @@ def _integers_of(constant: torch.Tensor, gather: Node) -> tuple[torch.Tensor, tu
     types = {user.args[1:] if user.target is QUANTIZE else None for user in gather.users}
     only = types.pop() if len(types) == 1 else None
     return None if only is None else (QUANTIZE(constant, *only), only)
+
+
+def _round_fill(quantize: Node) -> None:
+    """Pad with a number that an integer stands for, not with -∞: some kernels cannot quantize that."""
+    pad, how = quantize.all_input_nodes[0], quantize.args[1:]
+    if pad.target is not aten.constant_pad_nd.default or len(pad.args) < 3:
+        return
+    if any(user.target is not QUANTIZE or user.args[1:] != how for user in pad.users):
+        return
+    fill, source = _rounded(pad.args[2], how), pad.all_input_nodes[0]
+    if source.target is DEQUANTIZE:  # an end of the operand's range, if that is quantized to the same
+        end = _rounded(math.copysign(math.inf, fill), source.args[1:])
+        fill = end if abs(end) > abs(fill) and _rounded(end, how) == fill else fill
+    pad.args = (*pad.args[:2], fill)
+
+
+def _rounded(number: Any, how: Any) -> float:
+    """Return the number of the integer to which a number is quantized."""
+    scale, zero_point, *_ = how
+    levels: int = int(QUANTIZE(torch.tensor(float(number)), *how)) - zero_point
+    return levels * in_float32(scale)
 
 
 def _quantize_before(quantize: Node) -> list[Node]:
