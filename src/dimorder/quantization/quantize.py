@@ -170,7 +170,12 @@ def quantize(
     with torch.no_grad(), unchanged(prepared, buffers):
         for done, call in enumerate(given):
             progress(StepPart("calibrating", done, total))
-            prepared(*call.args, **call.kwargs)
+            try:
+                prepared(*call.args, **call.kwargs)
+            except RuntimeError as error:  # an observer's, of NaN for example
+                found = f"{type(error).__name__}: {error}".partition("\n")[0]
+                fix = "give examples of which the network makes numbers, or lower it in float"
+                raise UnsupportedError(f"example {done} of the calibration", found, fix) from error
             if len(examples) < KEPT:
                 examples.append(call)
     progress("quantising")
