@@ -13,8 +13,12 @@ from dimorder.lowered import Lowered
 from dimorder.targets.tosa.ops import OPERATORS
 from tests.targets.cases import Net
 from tests.targets.reached import unreached
-from tests.targets.tosa_cases import CALLS, CASES
+from tests.targets.tosa_cases import CALLS
+from tests.targets.tosa_cases import CASES as SHARED
+from tests.targets.tosa_pointwise_cases import TOSA_ALONE
 from tests.targets.tosa_runs import compare, compare_lowered
+
+CASES = {**SHARED, **TOSA_ALONE}
 
 
 @cache

@@ -192,7 +192,7 @@ def test_the_contract_of_another_graph_is_refused(pair, saved):
     [
         ("shape", [2, 3, 7, 5], "inputs 2x5x7x3:FP32, 5:INT32, where"),
         ("dtype", "int32", "promises 2x5x7x3:INT32, 5:INT32"),
-        ("dtype", "float64", "promises 2x5x7x3:float64, 5:INT32"),
+        ("dtype", "float16", "promises 2x5x7x3:FP16, 5:INT32"),
     ],
 )
 def test_a_contract_that_does_not_fit_its_graph_is_refused(pair, key, entry, says):

@@ -134,12 +134,6 @@ ELEMENTWISE: dict[str, Case] = {
         (B, B.flip(1)),
         (),
     ),
-    "bits of integers": (
-        lambda i, j: (~i, i & j, i | 12, j ^ i, i << 3, j >> torch.tensor([0, 1, 2, 3, 4, 5, 31])),
-        (I, I.flip(1).int()),
-        (),
-    ),
-    "bits of negative integers": (lambda i: (~i & 5, i >> 1, i << 1), (I - 9,), ()),
     "where": (lambda c, x, y: torch.where(c, x, y), (B, Y, r(7)), ()),
     "where, numbers": (
         lambda c, x: (torch.where(c, x, 0.5), torch.where(c, -1.5, x), torch.where(x > 0, 2.0, 3.0)),
@@ -171,8 +165,6 @@ ELEMENTWISE: dict[str, Case] = {
         (torch.arange(70).reshape(2, 5, 7).mul(37).to(torch.uint8), Y),
         (),
     ),
-    "a constant of bytes": (lambda x, c: (x * 2, c), (Y,), (torch.tensor([7, 255], dtype=torch.uint8),)),
-    "sorts of truth values": (lambda x: (*(x > 0).sort(1), *(x > 0).sort(stable=True, dim=0)), (Y,), ()),
     "casts": (
         lambda x, i, b: (
             aten._to_copy(x, dtype=torch.int32),
@@ -187,4 +179,15 @@ ELEMENTWISE: dict[str, Case] = {
         (Y.relu() * 5 - 2, I, B),
         (),
     ),
+}
+# Those that LiteRT does not have.
+TOSA_ALONE: dict[str, Case] = {
+    "bits of integers": (
+        lambda i, j: (~i, i & j, i | 12, j ^ i, i << 3, j >> torch.tensor([0, 1, 2, 3, 4, 5, 31])),
+        (I, I.flip(1).int()),
+        (),
+    ),
+    "bits of negative integers": (lambda i: (~i & 5, i >> 1, i << 1), (I - 9,), ()),
+    "a constant of bytes": (lambda x, c: (x * 2, c), (Y,), (torch.tensor([7, 255], dtype=torch.uint8),)),
+    "sorts of truth values": (lambda x: (*(x > 0).sort(1), *(x > 0).sort(stable=True, dim=0)), (Y,), ()),
 }

@@ -23,7 +23,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.graph.nodes import bound, set_meta
+from dimorder.graph.nodes import bound, drop_meta, set_meta
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
@@ -50,7 +50,7 @@ class BehindClamps(WrappedQuantizer):
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated = super().annotate(model)
         for node in _constant_calls(annotated):
-            node.meta.pop(Q_ANNOTATION_KEY, None)
+            drop_meta(node, Q_ANNOTATION_KEY)
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:

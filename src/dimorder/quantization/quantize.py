@@ -157,10 +157,12 @@ def quantize(
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
         from dimorder.quantization.clamps import BehindClamps
+        from dimorder.quantization.norms import NormsInParts
 
         progress("preparing")
         observed = exported.module(check_guards=False)
-        prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
+        quantizer = NormsInParts(chosen.quantizer()) if chosen.rewrites_norms else chosen.quantizer()
+        prepared = prepare_pt2e(observed, BehindClamps(quantizer))
     examples: list[CalibrationCall] = []
     if isinstance(calibration, (str, os.PathLike)):
         calibration = whole = ExampleFiles.read(Path(calibration), exported, normalization)

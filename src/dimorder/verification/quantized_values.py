@@ -145,7 +145,7 @@ def rounding_errors(
     read, outputs = dict[str, float](), [0.0] * len(exact)
     modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
     for mode in modes:
-        narrow = (_NoisyRun if noisy else _QuantizedRun)(_with_state(program, state), integers)
+        narrow = (_NoisyQuantizedRun if noisy else _QuantizedRun)(_with_state(program, state), integers)
         with mode:
             found = narrow.tensors(*inputs)
         for name, value in narrow.read.items():
@@ -195,7 +195,7 @@ class _QuantizedRun(_ReadRun):
         return self.forced.get(node.name, super().result(node, operands, result))
 
 
-class _NoisyRun(_QuantizedRun, NoisyRun):
+class _NoisyQuantizedRun(_QuantizedRun, NoisyRun):
     """Such a run with noise in each float, as of XNNPACK's sums of thousands of elements."""
 
     def __init__(self, module: Module, forced: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ def recipes_of(quantizer: Callable[[int], Any]) -> Mapping[str, Recipe]:
     install = "pip install 'dimorder[executorch,tosa]'"
     return MappingProxyType(
         {
-            name: Recipe(partial(_configured, quantizer, bits), install)
+            name: Recipe(partial(_configured, quantizer, bits), install, rewrites_norms=True)
             for name, bits in (("int8", 8), ("int16x8", 16))
         }
     )
@@ -30,14 +30,12 @@ def _configured(quantizer: Callable[[int], Any], bits: int) -> Any:
     """
     from executorch.backends.arm import quantizer as arm
 
-    from dimorder.quantization.norms import NormsInParts
-
     configured = (
         arm.get_symmetric_quantization_config(is_per_channel=True)
         if bits == 8
         else arm.get_symmetric_a16w8_quantization_config(epsilon=2.0**-24)
     )
-    return NormsInParts(quantizer(bits).set_global(configured))
+    return quantizer(bits).set_global(configured)
 
 
 def _tosa(bits: int) -> Any:
