@@ -54,6 +54,8 @@ class Capabilities:
         in_float32: Wider types that the target computes in float32. Verification shows whether that is
             enough for a network.
         in_pairs: Whether the target has no complex numbers, which are then written as pairs of real ones.
+        casts_truths: Whether the target casts truth values that a network computes. Else their numbers, 1 and
+            0, are computed from those of the caller's values.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -69,6 +71,7 @@ class Capabilities:
     in_parts: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     in_float32: frozenset[torch.dtype] = frozenset()
     in_pairs: bool = False
+    casts_truths: bool = False
 
     def __post_init__(self) -> None:
         unknown = frozenset().union(*self.implementations) - IMPLEMENTATIONS

@@ -20,6 +20,7 @@ aten = torch.ops.aten
 
 _Number = Callable[[Tracer, torch.dtype, "dict[str, Any]"], Value]  # the dict: a call's arguments by name
 
+CAST = aten._to_copy.default
 # From here on, one float32 number may stand for several integers.
 EXACT_INTEGERS = 2**24
 # So low that no result of a matmul is lower.
@@ -57,6 +58,8 @@ def cast(n: Tracer, x: Value, dtype: torch.dtype) -> Value:
         return x.to(dtype)
     if x.target is aten._to_copy.default and dtype_of(args_of(x)[0]) == torch.bool:
         return cast(n, args_of(x)[0], dtype)
+    if CAST in n.fused and dtype_of(x) == torch.bool:
+        return n.emit(CAST, x, dtype=dtype)
     key = (cast, x, dtype)
     if key not in n.remembered:
         number = as_number(n, x, dtype) if dtype_of(x) == torch.bool else None

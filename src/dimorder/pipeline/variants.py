@@ -25,6 +25,7 @@ from dimorder.graph.nodes import where
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs
 from dimorder.ops.attention import ATTENTION, FUSED_ATTENTION
+from dimorder.ops.masks import CAST
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs, require_costs_of_sizes
@@ -190,6 +191,7 @@ def _capture_point(
 def _forms(capabilities: Capabilities) -> dict[str, Any]:
     """Return the arguments of `capture` that say in which operators a target has its networks."""
     fused = [ATTENTION] if FUSED_ATTENTION in capabilities.implementations[0] else []
+    fused += [CAST] if capabilities.casts_truths else []
     return {"in_parts": capabilities.in_parts, "in_pairs": capabilities.in_pairs, "fused": fused}
 
 

@@ -12,8 +12,6 @@ of others for 96 %.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
@@ -25,7 +23,9 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from dimorder.graph.nodes import bound, drop_meta, set_meta
 from dimorder.physical.wasted_levels import clamp_range
+from dimorder.quantization.constants import constant_nodes
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
+from dimorder.quantization.masks import masking_calls
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -49,8 +49,11 @@ class BehindClamps(WrappedQuantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated = super().annotate(model)
-        for node in _constant_calls(annotated):
-            drop_meta(node, Q_ANNOTATION_KEY)
+        for node in constant_nodes(annotated):
+            if node.op == "call_function":
+                drop_meta(node, Q_ANNOTATION_KEY)
+        for call in masking_calls(annotated):
+            drop_meta(call, Q_ANNOTATION_KEY)
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:
@@ -59,28 +62,6 @@ class BehindClamps(WrappedQuantizer):
             if _pads_with_zeros(node):
                 _share(node)
         return annotated
-
-
-def _constant_calls(model: GraphModule) -> Iterator[Node]:
-    """Yield the calls that are computed of parameters alone, and not of a buffer that the network writes."""
-    written = {_root(node).target for node in model.graph.nodes if _writes(node)}
-    constant = {node for node in model.graph.find_nodes(op="get_attr") if node.target not in written}
-    for node in model.graph.nodes:
-        if node.op == "call_function" and constant.issuperset(node.all_input_nodes) and not _writes(node):
-            constant.add(node)
-            yield node
-
-
-def _root(node: Node) -> Node:
-    """Return the value that a call writes to, or of which it is a view."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
-
-
-def _writes(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _move(clamp: Node) -> None:

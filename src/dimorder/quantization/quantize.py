@@ -159,14 +159,21 @@ def quantize(
         from dimorder.quantization.clamps import BehindClamps
         from dimorder.quantization.norms import NormsInParts
 
+        from dimorder.quantization.masked_softmax import MasksInParts
+
         progress("preparing")
+        if isinstance(calibration, (str, os.PathLike)):
+            calibration = whole = ExampleFiles.read(Path(calibration), exported, normalization)
+        given = iter(_exported_call(exported) if calibration is None else calls(calibration, exported))
         observed = exported.module(check_guards=False)
-        quantizer = NormsInParts(chosen.quantizer()) if chosen.rewrites_norms else chosen.quantizer()
+        quantizer = chosen.quantizer()
+        if chosen.in_parts:
+            first_call = next(given)
+            given = chain((first_call,), given)
+            example = arguments(exported, first_call.args, first_call.kwargs)
+            quantizer = MasksInParts(NormsInParts(quantizer), example)
         prepared = prepare_pt2e(observed, BehindClamps(quantizer))
     examples: list[CalibrationCall] = []
-    if isinstance(calibration, (str, os.PathLike)):
-        calibration = whole = ExampleFiles.read(Path(calibration), exported, normalization)
-    given = _exported_call(exported) if calibration is None else calls(calibration, exported)
     total = count_examples(whole)
     buffers = dict(original.named_buffers())  # observers have buffers of their own
     with torch.no_grad(), unchanged(prepared, buffers):

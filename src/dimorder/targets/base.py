@@ -237,13 +237,13 @@ class Recipe:
         quantizer: Returns torchao's `Quantizer`, which says what is quantised, and how.
         install: The advice in the error about a missing module.
         dynamic: Whether the scales of values are found as the network runs, without calibration.
-        rewrites_norms: Whether instance and RMS norms are written in operators that the quantizer knows.
+        in_parts: Whether some norms and masked softmaxes reach the quantizer in operators that it knows.
     """
 
     quantizer: Callable[[], Any]
     install: str
     dynamic: bool = False
-    rewrites_norms: bool = False
+    in_parts: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def recipes_of(quantizer: Callable[[int], Any]) -> Mapping[str, Recipe]:
     install = "pip install 'dimorder[executorch,tosa]'"
     return MappingProxyType(
         {
-            name: Recipe(partial(_configured, quantizer, bits), install, rewrites_norms=True)
+            name: Recipe(partial(_configured, quantizer, bits), install, in_parts=True)
             for name, bits in (("int8", 8), ("int16x8", 16))
         }
     )

@@ -253,6 +253,7 @@ def _target(
             split_channels=SPLIT_CHANNELS,
             in_parts={**PARTS, **PAIRS, **ELEMENTARY, **places_of(_WITHOUT_ARGMAX)},
             in_pairs=True,
+            casts_truths=True,
             in_float32=frozenset({torch.float64}),
         ),
         counted(min_run=MIN_RUN, short_runs=0),  # by count, no graph has fewer TRANSPOSEs

@@ -1,0 +1,246 @@
+"""Write softmaxes of masked scores in parts, so that integers keep the scores apart.
+
+With u = relu(score - lowest) and k = 1 where a score is kept, else 0, the weights are
+
+    e = k · exp(u · k - max(u · k)),   weights = e / max(1, Σ e)
+
+Each of these is a small number. The largest kept score of a row gives e = 1, so a row's sum is 1 at least. A
+row that hides everything gives 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.nodes import args_of, bound, call_before, replace_node, set_value, tensor_of
+from dimorder.quantization.masks import HIDDEN, SOFTMAXES, VIEWS, Mask, MaskedScores, Masks, Moved
+from dimorder.quantization.wrapped import WrappedQuantizer
+
+aten = torch.ops.aten
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+
+
+class MasksInParts(WrappedQuantizer):
+    """Another quantizer, for which softmaxes of masked scores are rewritten first.
+
+    `example` is an example of the inputs, which shows the range of the scores.
+    """
+
+    def __init__(self, quantizer: Any, example: Sequence[Any]) -> None:
+        super().__init__(quantizer)
+        self.example = example
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        rewrite_masks(model, self.example)
+        return super().transform_for_annotation(model)
+
+
+def rewrite_masks(model: GraphModule, example: Sequence[Any]) -> None:
+    """Write the softmaxes of masked scores in parts, in place; `example` has an input for each placeholder.
+
+    >>> class Causal(torch.nn.Module):
+    ...     def forward(self, scores):
+    ...         return scores.masked_fill(~torch.ones(3, 3).tril().bool(), -math.inf).softmax(-1)
+    >>> scores = torch.tensor([[1.0, 9, 9], [2, 3, 9], [4, 5, 6]])
+    >>> model = torch.export.export(Causal(), (scores,)).module(check_guards=False)
+    >>> rewrite_masks(model, [scores])
+    >>> torch.allclose(model(scores), Causal()(scores)), "softmax" in str(model.graph)
+    (True, False)
+    """
+    for node in model.graph.find_nodes(op="call_function", target=_ATTENTION):
+        given = bound(node.target, node.args, node.kwargs)
+        if (given["attn_mask"] is not None or given["is_causal"]) and not given["dropout_p"]:
+            _write_attention(model, node, given)
+    masks = Masks(model)
+    found: list[tuple[Node, Node, MaskedScores]] = []
+    for softmax in model.graph.nodes:
+        if softmax.target in SOFTMAXES:
+            summed = _before_views(softmax)
+            masked = masks.of(summed)
+            if masked.masks and masked.scores:
+                found.append((softmax, summed, masked))
+    if not found:
+        return
+    values = [each.value for *_, masked in found for each in masked.scores]
+    ranges = _Ranges(model, {value for value in values if isinstance(value, Node)})
+    ranges.run(*example)
+    writer = _Writer(model)
+    for softmax, summed, masked in found:
+        low, high = ranges.of_sum(masked.scores)
+        if all(mask.fill <= low - high - HIDDEN for mask in masked.masks):
+            writer.write(softmax, summed, masked, low - (high - low) / 8)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+
+
+def _before_views(softmax: Node) -> Node:
+    """Return the operand of a softmax along the last dimension, before views that keep that dimension."""
+    value: Any = softmax.args[0]
+    rank = tensor_of(softmax).dim()
+    while args_of(softmax)[1] % rank == rank - 1 and value.target in VIEWS:
+        source = args_of(value)[0]
+        if tensor_of(source).shape[-1:] != tensor_of(value).shape[-1:]:
+            break
+        value = source
+    return value  # type: ignore[no-any-return]
+
+
+class _Ranges(GraphRun):
+    """A run that records the least and the largest number of some values."""
+
+    def __init__(self, model: GraphModule, wanted: set[Node]) -> None:
+        super().__init__(model)
+        self.wanted = wanted
+        self.found: dict[Node, tuple[float, float]] = {}
+
+    def result(self, node: Node, operands: Any, result: Any) -> Any:
+        for each, value in ((node, result), *operands.items()):  # an operand may be an input
+            if each in self.wanted and each not in self.found:
+                self.found[each] = (float(value.min()), float(value.max()))
+        return result
+
+    def of_sum(self, scores: Sequence[Moved]) -> tuple[float, float]:
+        """Return bounds of a sum of scores."""
+        ends = [self.found[each.value] for each in scores if isinstance(each.value, Node)]
+        return sum(low for low, _ in ends), sum(high for _, high in ends)
+
+
+class _Writer:
+    """Writes the parts of softmaxes into a graph; masks that softmaxes share are written once."""
+
+    def __init__(self, model: GraphModule) -> None:
+        self.model = model
+        self._kept: dict[tuple[Mask, ...], Node] = {}
+
+    def write(self, softmax: Node, summed: Node, masked: MaskedScores, lowest: float) -> None:
+        """Replace a softmax of the sum `summed` by its parts."""
+        like, dim = tensor_of(softmax), args_of(softmax)[1]
+        if summed is not softmax.args[0]:
+            dim = -1
+        whole = torch.empty_like(tensor_of(summed), dtype=like.dtype)
+        rows = torch.empty_like(whole.narrow(dim, 0, 1))
+
+        def call(target: Any, value: Tensor, *args: Any) -> Node:
+            return call_before(softmax, target, args, value=value)
+
+        kept = self._kept_of(masked.masks, softmax)
+        scores = [self._placed(each, softmax) for each in masked.scores]
+        total = scores[0]
+        for other in scores[1:]:
+            total = call(aten.add.Tensor, _broadcast(total, other), total, other)
+        # Both are written as they are: their shapes broadcast to the sum's.
+        above = call(aten.relu.default, tensor_of(total), call(aten.sub.Tensor, tensor_of(total), total, lowest))
+        visible = call(aten.mul.Tensor, whole, above, kept)
+        largest = call(aten.amax.default, rows, visible, [dim], True)
+        exponents = call(aten.exp.default, whole, call(aten.sub.Tensor, whole, visible, largest))
+        weights = call(aten.mul.Tensor, whole, exponents, kept)
+        sums = call(aten.sum.dim_IntList, rows, weights, [dim], True)
+        shares = call(aten.reciprocal.default, rows, call(aten.clamp.default, rows, sums, 1.0))
+        result = call(aten.mul.Tensor, whole, weights, shares)
+        if whole.shape != like.shape:
+            result = call(aten.reshape.default, like, result, list(like.shape))
+        replace_node(softmax, result)
+
+    def _kept_of(self, masks: tuple[Mask, ...], place: Node) -> Node:
+        """Return the numbers 1 and 0 for scores that are kept and hidden, written before `place`."""
+        if masks not in self._kept:
+            self._kept[masks] = self._numbers(masks, place)
+        return self._kept[masks]
+
+    def _numbers(self, masks: tuple[Mask, ...], place: Node) -> Node:
+        truths = [self._truth(mask, place) for mask in masks]
+        known = [truth for truth in truths if isinstance(truth, Tensor)]
+        computed = [truth for truth in truths if isinstance(truth, Node)]
+        name = f"kept_scores_{len(self._kept)}"
+        if known:
+            constant = reduce(torch.logical_and, known)
+            if not computed:
+                return _constant(self.model, name, constant.float(), place)
+            computed.append(_constant(self.model, name, constant, place))
+        kept = computed[0]
+        for other in computed[1:]:
+            kept = call_before(place, aten.logical_and.default, (kept, other), value=_broadcast(kept, other))
+        value = torch.empty_like(tensor_of(kept), dtype=torch.float32)
+        return call_before(place, aten.to.dtype, (kept, torch.float32), value=value)
+
+    def _truth(self, mask: Mask, place: Node) -> Node | Tensor:
+        """Return the truth values that keep a score."""
+        held = self._placed(mask.truth, place)
+        if isinstance(held, Tensor):
+            return held if mask.keeps else ~held
+        value = torch.empty_like(tensor_of(held), dtype=torch.bool)
+        if tensor_of(held).dtype != torch.bool:
+            held = call_before(place, aten.ne.Scalar, (held, 0), value=value)
+        return held if mask.keeps else call_before(place, aten.logical_not.default, (held,), value=value)
+
+    @staticmethod
+    def _placed(moved: Moved, place: Node) -> Any:
+        """Return a value after its moves, which are written before `place`."""
+        held = moved.value
+        for move in moved.path:
+            shape = list(tensor_of(move.all_input_nodes[0]).shape)
+            if isinstance(held, Tensor):
+                held = move.target(held.expand(shape), *move.args[1:], **move.kwargs)  # type: ignore[operator]
+                continue
+            if list(tensor_of(held).shape) != shape:
+                value = tensor_of(held).expand(shape)
+                held = call_before(place, aten.expand.default, (held, shape), value=value)
+            value = torch.empty_like(tensor_of(move), dtype=tensor_of(held).dtype)
+            held = call_before(place, move.target, (held, *move.args[1:]), move.kwargs, value=value)
+        return held
+
+
+
+def _constant(model: GraphModule, name: str, tensor: Tensor, place: Node) -> Node:
+    """Return a new constant of a graph, whose value is a tensor of torch's fake mode as those around it."""
+    model.register_buffer(name, tensor, persistent=False)
+    with place.graph.inserting_before(place):
+        value = tensor_of(place).new_empty(tensor.shape, dtype=tensor.dtype)
+        return set_value(place.graph.get_attr(name), value)
+
+
+def _broadcast(x: Node, y: Node) -> Tensor:
+    shape = torch.broadcast_shapes(tensor_of(x).shape, tensor_of(y).shape)
+    return torch.empty_like(tensor_of(x), memory_format=torch.contiguous_format).new_empty(shape)
+
+
+def _write_attention(model: GraphModule, node: Node, given: Any) -> None:
+    """Write attention with a mask as matmuls and a softmax, in place."""
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    whole, mask = tensor_of(node), given["attn_mask"]
+
+    def call(target: Any, value: Tensor, *args: Any) -> Node:
+        return call_before(node, target, args, value=value)
+
+    if given["enable_gqa"]:
+        heads = tensor_of(q).shape[-3]
+        k, v = (_repeated(node, each, heads // tensor_of(each).shape[-3]) for each in (k, v))
+    scale = 1 / math.sqrt(tensor_of(q).shape[-1]) if given["scale"] is None else given["scale"]
+    scaled = call(aten.mul.Tensor, tensor_of(q), q, scale)
+    turned = call(aten.transpose.int, tensor_of(k).transpose(-2, -1), k, -2, -1)
+    value = tensor_of(q) @ tensor_of(k).transpose(-2, -1)
+    scores = call(aten.matmul.default, value, scaled, turned)
+    if mask is None:
+        truth = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+        mask = _constant(model, f"causal_{node.name}", truth, node)
+    if tensor_of(mask).dtype == torch.bool:
+        scores = call(aten.where.ScalarOther, value, mask, scores, -math.inf)
+    else:
+        scores = call(aten.add.Tensor, value, scores, mask)
+    weights = call(aten.softmax.int, value, scores, -1)
+    replace_node(node, call(aten.matmul.default, whole, weights, v))
+
+
+def _repeated(place: Node, x: Node, times: int) -> Node:
+    """Return keys or values with each head repeated."""
+    value = tensor_of(x).repeat_interleave(times, -3)
+    return call_before(place, aten.repeat_interleave.self_int, (x, times, -3), value=value)

@@ -1,0 +1,218 @@
+"""Keep the masks of attention from spoiling the integers of the scores.
+
+A hidden score is -∞, or lower than the others by 100, 10,000 or 3e38. One scale for it and for the scores
+makes all scores equal. So a sum of scores and masks is not quantised. Where all must be integers, the softmax
+of masked scores is written in parts: the scores, and the numbers 1 and 0 for those kept and hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from dimorder.graph.elements import MOVERS, function_copies
+from dimorder.graph.nodes import args_of, bound, tensor_of
+from dimorder.quantization.constants import constant_nodes
+
+aten = torch.ops.aten
+
+# A score that is lower than all others by this much has the weight 0: e^-20 is 2e-9.
+HIDDEN = 20.0
+SOFTMAXES = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+# Operator → the names of the condition, of what is taken where it is true, and of what is taken elsewhere.
+_CHOICES: Mapping[Any, tuple[str, str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (aten.where.self, aten.where.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf),
+            ("condition", "self", "other"),
+        ),
+        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ("mask", "value", "self")),
+    }
+)
+_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A value, and the calls that move its elements afterwards, the first one first."""
+
+    value: Node | Tensor
+    path: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which scores are hidden.
+
+    Attributes:
+        truth: truth values, or integers that are 1 for true.
+        keeps: whether a score is kept where these are true, not where they are false.
+        fill: the largest number that a hidden score becomes, or that is added to it.
+    """
+
+    truth: Moved
+    keeps: bool
+    fill: float
+
+
+@dataclass(frozen=True)
+class MaskedScores:
+    """A sum of scores, of which masks hide some; `calls` are those that apply the masks."""
+
+    scores: tuple[Moved, ...] = ()
+    masks: tuple[Mask, ...] = ()
+    calls: frozenset[Node] = frozenset()
+
+    def joined(self, other: MaskedScores) -> MaskedScores:
+        return MaskedScores(self.scores + other.scores, self.masks + other.masks, self.calls | other.calls)
+
+    def after(self, call: Node) -> MaskedScores:
+        """Return the same with a call that applies the masks, or mixes them with other scores."""
+        return replace(self, calls=self.calls | {call}) if self.masks else self
+
+    def moved(self, move: Node) -> MaskedScores:
+        def add(each: Moved) -> Moved:
+            return replace(each, path=(*each.path, move))
+
+        masks = tuple(replace(mask, truth=add(mask.truth)) for mask in self.masks)
+        return MaskedScores(tuple(map(add, self.scores)), masks, self.calls)
+
+
+class Masks:
+    """The masks of a network that torch exported, before its quantisation."""
+
+    def __init__(self, model: GraphModule) -> None:
+        self.model = model
+        self._constants = constant_nodes(model)
+
+    def of(self, value: Any) -> MaskedScores:
+        """Return what a value is the sum of: scores and masks."""
+        if not isinstance(value, Node):
+            return MaskedScores()
+        known = self._constant(value)
+        if known is not None:
+            return self._of_constant(value, known)
+        if value.target in _CHOICES:
+            return self._of_choice(value)
+        if value.target is aten.add.Tensor and value.kwargs.get("alpha", 1) == 1:
+            x, y, *_ = args_of(value)
+            if isinstance(x, Node) and isinstance(y, Node):
+                return self._or_scores(value, self.of(x).joined(self.of(y)).after(value))
+        if value.target is aten.mul.Tensor:
+            mask = self._of_product(*args_of(value))
+            return MaskedScores((Moved(value),)) if mask is None else MaskedScores(masks=(mask,)).after(value)
+        if _is_copy(value):
+            return self._or_scores(value, self.of(args_of(value)[0]))
+        if _is_move(value):
+            return self._or_scores(value, self.of(args_of(value)[0]).moved(value))
+        return MaskedScores((Moved(value),))
+
+    @staticmethod
+    def _or_scores(value: Node, found: MaskedScores) -> MaskedScores:
+        """Return what was found; without a mask the value itself is the score."""
+        return found if found.masks else MaskedScores((Moved(value),))
+
+    def _of_constant(self, value: Node, known: Tensor) -> MaskedScores:
+        if not known.any():
+            return MaskedScores()
+        hidden = known <= -HIDDEN
+        if not known.is_floating_point() or not bool(((known == 0) | hidden).all()):
+            return MaskedScores((Moved(value),))
+        fill = float(known[hidden].max())
+        return MaskedScores(masks=(Mask(Moved(~hidden), True, fill),))
+
+    def _of_choice(self, value: Node) -> MaskedScores:
+        names, arguments = _CHOICES[value.target], bound(value.target, value.args, value.kwargs)
+        condition, where_true, where_false = (arguments[name] for name in names)
+        for fill, other, keeps in ((where_true, where_false, False), (where_false, where_true, True)):
+            number = self._number(fill)
+            if number is not None and number <= -HIDDEN:
+                mask = MaskedScores(masks=(Mask(self._condition(condition), keeps, number),))
+                return mask.joined(self.of(other)).after(value)
+        return MaskedScores((Moved(value),))
+
+    def _condition(self, condition: Node) -> Moved:
+        known = self._constant(condition)
+        return Moved(condition if known is None else known)
+
+    def _of_product(self, x: Any, y: Any) -> Mask | None:
+        """Return the mask that (1 - truth) times a number is, or None."""
+        for factor, other in ((self._number(x), y), (self._number(y), x)):
+            if factor is not None and factor <= -HIDDEN and isinstance(other, Node):
+                truth = self._complement(other)
+                return None if truth is None else Mask(truth, True, factor)
+        return None
+
+    def _complement(self, value: Node) -> Moved | None:
+        """Return the truth values of which a value is 1 minus their numbers, or None."""
+        if value.target in (aten.rsub.Scalar, aten.rsub.Tensor):
+            other, one, *_ = args_of(value)
+        elif value.target is aten.sub.Tensor:
+            one, other, *_ = args_of(value)
+        else:
+            return None
+        return self._truth(other) if self._number(one) == 1 else None
+
+    def _truth(self, value: Any) -> Moved | None:
+        """Return the truth values or integers that a value is a cast or a move of, or None."""
+        if not isinstance(value, Node):
+            return None
+        if not tensor_of(value).is_floating_point():
+            return Moved(value)
+        if _is_move(value):
+            source = self._truth(args_of(value)[0])
+            return None if source is None else replace(source, path=(*source.path, value))
+        return self._truth(args_of(value)[0]) if value.target in _CASTS else None
+
+    def _number(self, value: Any) -> float | None:
+        """Return the number that a constant has everywhere, or None."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        known = self._constant(value)
+        if known is None or not known.numel() or not bool((known == known.flatten()[0]).all()):
+            return None
+        return float(known.flatten()[0])
+
+    def _constant(self, value: Any) -> Tensor | None:
+        """Return the value of a node that is computed of parameters and buffers alone, or None."""
+        if value not in self._constants:
+            return None
+        known = self._known(value)
+        return known.detach() if isinstance(known, Tensor) else None
+
+    def _known(self, node: Node) -> Any:
+        if node.op == "get_attr":
+            return attrgetter(str(node.target))(self.model)
+        args, kwargs = map_arg((node.args, node.kwargs), self._known)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def masking_calls(model: GraphModule) -> frozenset[Node]:
+    """Return the calls that apply masks to the scores of a softmax."""
+    masks = Masks(model)
+    softmaxes = [node for node in model.graph.nodes if node.target in SOFTMAXES]
+    return frozenset().union(*(masks.of(softmax.args[0]).calls for softmax in softmaxes))
+
+
+def _is_copy(value: Node) -> bool:
+    """Return whether a call gives its operand's numbers at their places."""
+    if value.op != "call_function" or not value.all_input_nodes:
+        return False
+    if value.target is aten.dropout.default:
+        return not args_of(value)[2]
+    if value.target in _CASTS:
+        return tensor_of(value).dtype == tensor_of(value.all_input_nodes[0]).dtype
+    return function_copies(value.target)
+
+
+def _is_move(value: Node) -> bool:
+    return value.target in MOVERS and len(value.all_input_nodes) == 1 and isinstance(value.args[0], Node)
