@@ -240,7 +240,7 @@ def test_a_constant_is_stored_once() -> None:
     assert weight.nbytes < len(result.data) < 1.5 * weight.nbytes
 
 
-def test_clamps_vanish_into_the_node_before() -> None:
+def test_corrections_vanish_into_the_node_before() -> None:
     from dimorder.targets.xnnpack.builder import XnnBuilder
     from dimorder.targets.xnnpack.passes import finish
 

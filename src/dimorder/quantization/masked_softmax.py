@@ -21,12 +21,10 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, set_value, tensor_of
-from dimorder.quantization.masks import HIDDEN, SOFTMAXES, VIEWS, Mask, MaskedScores, Masks, Moved
+from dimorder.quantization.masks import ATTENTION, HIDDEN, SOFTMAXES, VIEWS, Mask, MaskedScores, Masks, Moved
 from dimorder.quantization.wrapped import WrappedQuantizer
 
 aten = torch.ops.aten
-
-_ATTENTION = aten.scaled_dot_product_attention.default
 
 
 class MasksInParts(WrappedQuantizer):
@@ -56,7 +54,7 @@ def rewrite_masks(model: GraphModule, example: Sequence[Any]) -> None:
     >>> torch.allclose(model(scores), Causal()(scores)), "softmax" in str(model.graph)
     (True, False)
     """
-    for node in model.graph.find_nodes(op="call_function", target=_ATTENTION):
+    for node in model.graph.find_nodes(op="call_function", target=ATTENTION):
         given = bound(node.target, node.args, node.kwargs)
         if (given["attn_mask"] is not None or given["is_causal"]) and not given["dropout_p"]:
             _write_attention(model, node, given)
@@ -138,7 +136,8 @@ class _Writer:
         for other in scores[1:]:
             total = call(aten.add.Tensor, _broadcast(total, other), total, other)
         # Both are written as they are: their shapes broadcast to the sum's.
-        above = call(aten.relu.default, tensor_of(total), call(aten.sub.Tensor, tensor_of(total), total, lowest))
+        some = tensor_of(total)
+        above = call(aten.relu.default, some, call(aten.sub.Tensor, some, total, lowest))
         visible = call(aten.mul.Tensor, whole, above, kept)
         largest = call(aten.amax.default, rows, visible, [dim], True)
         exponents = call(aten.exp.default, whole, call(aten.sub.Tensor, whole, visible, largest))
@@ -197,7 +196,6 @@ class _Writer:
             value = torch.empty_like(tensor_of(move), dtype=tensor_of(held).dtype)
             held = call_before(place, move.target, (held, *move.args[1:]), move.kwargs, value=value)
         return held
-
 
 
 def _constant(model: GraphModule, name: str, tensor: Tensor, place: Node) -> Node:

@@ -7,7 +7,7 @@ of masked scores is written in parts: the scores, and the numbers 1 and 0 for th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -26,6 +26,7 @@ aten = torch.ops.aten
 
 # A score that is lower than all others by this much has the weight 0: e^-20 is 2e-9.
 HIDDEN = 20.0
+ATTENTION = aten.scaled_dot_product_attention.default
 SOFTMAXES = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 # Operator → the names of the condition, of what is taken where it is true, and of what is taken elsewhere.
 _CHOICES: Mapping[Any, tuple[str, str, str]] = MappingProxyType(
@@ -35,6 +36,17 @@ _CHOICES: Mapping[Any, tuple[str, str, str]] = MappingProxyType(
             ("condition", "self", "other"),
         ),
         **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ("mask", "value", "self")),
+    }
+)
+# Operators that give one number in the shape of their operand, and that number of their other arguments.
+_FILLED: Mapping[Any, Callable[..., float]] = MappingProxyType(
+    {
+        aten.zeros_like.default: lambda *_: 0.0,
+        aten.ones_like.default: lambda *_: 1.0,
+        aten.full_like.default: lambda number, *_: float(number),
+        aten.new_zeros.default: lambda *_: 0.0,
+        aten.new_ones.default: lambda *_: 1.0,
+        aten.new_full.default: lambda size, number, *_: float(number),
     }
 )
 _CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
@@ -66,7 +78,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class MaskedScores:
-    """A sum of scores, of which masks hide some; `calls` are those that apply the masks."""
+    """A sum of scores, of which masks hide some; `calls` make and apply the masks."""
 
     scores: tuple[Moved, ...] = ()
     masks: tuple[Mask, ...] = ()
@@ -84,7 +96,7 @@ class MaskedScores:
             return replace(each, path=(*each.path, move))
 
         masks = tuple(replace(mask, truth=add(mask.truth)) for mask in self.masks)
-        return MaskedScores(tuple(map(add, self.scores)), masks, self.calls)
+        return MaskedScores(tuple(map(add, self.scores)), masks, self.calls | {move})
 
 
 class Masks:
@@ -101,6 +113,8 @@ class Masks:
         known = self._constant(value)
         if known is not None:
             return self._of_constant(value, known)
+        if self._number(value) is not None:  # added to all scores of a row
+            return MaskedScores()
         if value.target in _CHOICES:
             return self._of_choice(value)
         if value.target is aten.add.Tensor and value.kwargs.get("alpha", 1) == 1:
@@ -145,15 +159,20 @@ class Masks:
         return Moved(condition if known is None else known)
 
     def _of_product(self, x: Any, y: Any) -> Mask | None:
-        """Return the mask that (1 - truth) times a number is, or None."""
+        """Return the mask that truth values, or 1 minus these, times a number are, or None."""
         for factor, other in ((self._number(x), y), (self._number(y), x)):
             if factor is not None and factor <= -HIDDEN and isinstance(other, Node):
-                truth = self._complement(other)
-                return None if truth is None else Mask(truth, True, factor)
+                truth, hides = self._complement(other), self._truth(other)
+                if truth is not None:
+                    return Mask(truth, True, factor)
+                return None if hides is None else Mask(hides, False, factor)
         return None
 
     def _complement(self, value: Node) -> Moved | None:
         """Return the truth values of which a value is 1 minus their numbers, or None."""
+        if _is_move(value):
+            source = self._complement(args_of(value)[0])
+            return None if source is None else replace(source, path=(*source.path, value))
         if value.target in (aten.rsub.Scalar, aten.rsub.Tensor):
             other, one, *_ = args_of(value)
         elif value.target is aten.sub.Tensor:
@@ -177,6 +196,8 @@ class Masks:
         """Return the number that a constant has everywhere, or None."""
         if isinstance(value, (int, float)):
             return float(value)
+        if value.target in _FILLED:
+            return _FILLED[value.target](*args_of(value)[1:])
         known = self._constant(value)
         if known is None or not known.numel() or not bool((known == known.flatten()[0]).all()):
             return None
@@ -197,10 +218,12 @@ class Masks:
 
 
 def masking_calls(model: GraphModule) -> frozenset[Node]:
-    """Return the calls that apply masks to the scores of a softmax."""
+    """Return the calls that make masks of attention, or apply them to the scores of a softmax."""
     masks = Masks(model)
-    softmaxes = [node for node in model.graph.nodes if node.target in SOFTMAXES]
-    return frozenset().union(*(masks.of(softmax.args[0]).calls for softmax in softmaxes))
+    found = [args_of(node)[0] for node in model.graph.nodes if node.target in SOFTMAXES]
+    attentions = model.graph.find_nodes(op="call_function", target=ATTENTION)
+    found += [bound(node.target, node.args, node.kwargs)["attn_mask"] for node in attentions]
+    return frozenset().union(*(masks.of(value).calls for value in found))
 
 
 def _is_copy(value: Node) -> bool:

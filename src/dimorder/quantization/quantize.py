@@ -156,10 +156,9 @@ def quantize(
     with installed(f"target {find(target).name}", chosen.install):
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-        from dimorder.quantization.clamps import BehindClamps
-        from dimorder.quantization.norms import NormsInParts
-
+        from dimorder.quantization.corrections import CorrectedQuantizer
         from dimorder.quantization.masked_softmax import MasksInParts
+        from dimorder.quantization.norms import NormsInParts
 
         progress("preparing")
         if isinstance(calibration, (str, os.PathLike)):
@@ -172,7 +171,7 @@ def quantize(
             given = chain((first_call,), given)
             example = arguments(exported, first_call.args, first_call.kwargs)
             quantizer = MasksInParts(NormsInParts(quantizer), example)
-        prepared = prepare_pt2e(observed, BehindClamps(quantizer))
+        prepared = prepare_pt2e(observed, CorrectedQuantizer(quantizer))
     examples: list[CalibrationCall] = []
     total = count_examples(whole)
     buffers = dict(original.named_buffers())  # observers have buffers of their own

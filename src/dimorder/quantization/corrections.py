@@ -1,9 +1,6 @@
-"""Correct another quantizer: observe a clamped value after its clamp, for example.
+"""Correct what another quantizer annotates: observe a clamped value after its clamp, for example.
 
-A padded value gets the range of what is padded, and a value that is computed of parameters alone stays as it
-is.
-
-So no level stands for values that a clamp removes, and padding with zeros needs no other scale.
+So no level stands for values that a clamp removes. A padded value gets the range of what is padded.
 
 XNNPACKQuantizer of ExecuTorch 1.5.1 observes a convolution before its ReLU6, and lets both share the range.
 On EfficientNet-Lite0 its networks name the same class as the float network for 78 % of photos, the networks
@@ -11,6 +8,8 @@ of others for 96 %.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 from torch.fx import GraphModule, Node
@@ -26,22 +25,26 @@ from dimorder.physical.wasted_levels import clamp_range
 from dimorder.quantization.constants import constant_nodes
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.masks import masking_calls
+from dimorder.quantization.plain_calls import write_plainly
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
 
 _PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 
 
-class BehindClamps(WrappedQuantizer):
-    """Another quantizer, whose annotations of values that are only clamped move to the clamps.
+class CorrectedQuantizer(WrappedQuantizer):
+    """Another quantizer, whose networks it gets in calls that quantizers know, and whose annotations change.
 
-    A value that is padded with zeros shares the range of its operand. Transposed convolutions of one
-    dimension become those of two first. In groups, they have a scale for each output channel. Integer
-    arithmetic stays as it is. So does what is computed of parameters alone: a divisor could become 0.
+    - Those of values that are only clamped move to the clamps.
+    - A value that is padded with zeros shares the range of its operand.
+    - A transposed convolution in groups has a scale for each output channel.
+    - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters alone stay as
+      they are: a divisor could become 0.
     """
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         widen_transposed(model)
+        write_plainly(model)
         integers = arguments_of_integers(model)
         transformed = super().transform_for_annotation(model)
         restore_arguments(transformed, integers)
@@ -49,11 +52,7 @@ class BehindClamps(WrappedQuantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated = super().annotate(model)
-        for node in constant_nodes(annotated):
-            if node.op == "call_function":
-                drop_meta(node, Q_ANNOTATION_KEY)
-        for call in masking_calls(annotated):
-            drop_meta(call, Q_ANNOTATION_KEY)
+        _forget(annotated, constant_nodes(annotated) | masking_calls(annotated))
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:
@@ -62,6 +61,24 @@ class BehindClamps(WrappedQuantizer):
             if _pads_with_zeros(node):
                 _share(node)
         return annotated
+
+
+def _forget(model: GraphModule, calls: Collection[Node]) -> None:
+    """Remove the annotations of calls, and of those that would share a range with them."""
+    left = set(calls)
+    while left:
+        forgotten, left = left, set()
+        for node in model.graph.nodes:
+            annotation = node.meta.get(Q_ANNOTATION_KEY)
+            if annotation is not None and (node in forgotten or _shares_with(annotation, forgotten)):
+                drop_meta(node, Q_ANNOTATION_KEY)
+                left.add(node)
+
+
+def _shares_with(annotation: QuantizationAnnotation, forgotten: Collection[Node]) -> bool:
+    specs = (annotation.output_qspec, *annotation.input_qspec_map.values())
+    sources = [spec.edge_or_node for spec in specs if isinstance(spec, SharedQuantizationSpec)]
+    return any((source[1] if isinstance(source, tuple) else source) in forgotten for source in sources)
 
 
 def _move(clamp: Node) -> None:

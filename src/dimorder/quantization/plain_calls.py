@@ -1,0 +1,101 @@
+"""Write calls in operators that quantizers know.
+
+A product with a constant matrix becomes a linear, whose weight is quantised. A product and sum in one call
+becomes two calls. Numbers that are filled in place become a new value.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import torch
+from torch._C import DispatchKey
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.nodes import args_of, bound, call_before, replace_node, set_value, tensor_of
+from dimorder.quantization.constants import constant_nodes
+
+aten = torch.ops.aten
+
+# Operator → the names of its two factors, and of what is added to their product, if anything.
+_PRODUCTS = {
+    aten.addmm.default: ("mat1", "mat2", "self"),
+    aten.mm.default: ("self", "mat2", ""),
+    aten.matmul.default: ("self", "other", ""),
+}
+_FILLS = {
+    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
+    aten.masked_fill_.Tensor: aten.masked_fill.Tensor,
+}
+_OF_TWO = (aten.matmul.default, aten.einsum.default)
+
+
+def write_plainly(model: GraphModule) -> None:
+    """Write linears, sums and fills as separate calls that change no operand, in place.
+
+    >>> class Product(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.ones(3, 5))
+    ...     def forward(self, x):
+    ...         return torch.addmm(torch.ones(5), x, self.weight)
+    >>> model = torch.export.export(Product(), (torch.ones(2, 3),)).module(check_guards=False)
+    >>> write_plainly(model)
+    >>> model(torch.ones(2, 3))[0], [str(node.target) for node in model.graph.nodes][-2]
+    (tensor([4., 4., 4., 4., 4.]), 'aten.linear.default')
+    """
+    for node in list(model.graph.nodes):
+        if node.target is aten.baddbmm.default:
+            _split_sum(node)
+        elif node.target in _FILLS and _is_alone(node):
+            replace_node(node, call_before(node, _FILLS[node.target], node.args, node.kwargs))
+    _write_linears(model)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+
+
+def _split_sum(node: Node) -> None:
+    """Write bias + x · y as a product and a sum."""
+    given = bound(node.target, node.args, node.kwargs)
+    if (given["alpha"], given["beta"]) == (1, 1):
+        product = call_before(node, aten.bmm.default, (given["batch1"], given["batch2"]))
+        replace_node(node, call_before(node, aten.add.Tensor, (given["self"], product)))
+
+
+def _is_alone(node: Node) -> bool:
+    """Return whether a call alone reads the value that it changes in place, which shares no elements."""
+    (source, *_), users = args_of(node), args_of(node)[0].users
+    schema = getattr(source.target, "_schema", None)
+    if len(users) > 1 or schema is None or any(each.alias_info for each in schema.returns):
+        return False
+    # Those in torch's other operators may return an operand, as dropout does.
+    composite = source.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    return not composite or (source.target in _OF_TWO and len(source.all_input_nodes) > 1)
+
+
+def _write_linears(model: GraphModule) -> None:
+    constants = constant_nodes(model)
+    for node in list(model.graph.nodes):
+        if node.target not in _PRODUCTS:
+            continue
+        given = bound(node.target, node.args, node.kwargs)
+        x, weight, bias = (given.get(name) for name in _PRODUCTS[node.target])
+        assert x is not None and weight is not None
+        if weight.op != "get_attr" or weight not in constants or tensor_of(weight).dim() != 2:
+            continue
+        if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or tensor_of(x).dim() < 2:
+            continue
+        if bias is not None and (bias not in constants or tensor_of(bias).dim() != 1):
+            continue
+        turned = _transposed(model, weight, node)
+        linear = call_before(node, aten.linear.default, (x, turned, bias), value=node.meta["val"])
+        replace_node(node, linear)
+
+
+def _transposed(model: GraphModule, weight: Node, place: Node) -> Node:
+    """Return a new parameter: a transposed one."""
+    name = f"{str(weight.target).replace('.', '_')}_transposed"
+    held: torch.Tensor = attrgetter(str(weight.target))(model)
+    model.register_parameter(name, torch.nn.Parameter(held.detach().t().contiguous(), requires_grad=False))
+    with place.graph.inserting_before(place):
+        return set_value(place.graph.get_attr(name), tensor_of(weight).t())
