@@ -1,10 +1,23 @@
-"""Find what a network computes of its parameters alone."""
+"""Find what a network computes of its parameters alone, and what it changes in place."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.elements import function_copies
+from dimorder.graph.nodes import tensor_of
+
+aten = torch.ops.aten
+
+# Operators that need nothing but the shape and the type of their operand.
+SHAPED = (
+    *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
+    *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
+)
 
 
 def constant_nodes(model: GraphModule) -> frozenset[Node]:
@@ -21,19 +34,43 @@ def constant_nodes(model: GraphModule) -> frozenset[Node]:
     >>> sorted(node.name for node in constant_nodes(model))
     ['exp', 'scale']
     """
-    written = {_root(node).target for node in model.graph.nodes if _writes(node)}
-    constant = {node for node in model.graph.find_nodes(op="get_attr") if node.target not in written}
+    written = {_root(node) for node in model.graph.nodes if _writes(node)}
+    names = {node.target for node in written if node.op == "get_attr"}
+    constant = set[Node]()
     for node in model.graph.nodes:
-        if node.op == "call_function" and constant.issuperset(node.all_input_nodes) and not _writes(node):
+        is_read = node.op == "get_attr" and node.target not in names
+        is_computed = node.op == "call_function" and constant.issuperset(node.all_input_nodes)
+        is_computed |= node.target in SHAPED and all(isinstance(size, int) for size in tensor_of(node).shape)
+        if is_read or (is_computed and node not in written and not _writes(node)):
             constant.add(node)
     return frozenset(constant)
 
 
+def without_writes_to_parts(exported: ExportedProgram) -> ExportedProgram:
+    """Return a program that writes to no view of what it computes.
+
+    A quantizer quantises the view, and so a copy would be written. A buffer that is state is still written.
+    """
+    for node in exported.graph.nodes:
+        written: Any = node.args[0] if _writes(node) else None
+        if isinstance(written, Node) and not _writes(written):
+            root = _root(written)
+            if root is not written and root.op == "call_function":
+                functional: ExportedProgram = exported.run_decompositions({})
+                return functional
+    return exported
+
+
 def _root(node: Node) -> Node:
-    """Return the value that a call writes to, or of which it is a view."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+    """Return the value of which a call gives a view, or which it writes, through all such calls."""
+    while node.op == "call_function" and _shares_elements(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
+
+
+def _shares_elements(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _writes(node: Node) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
@@ -20,23 +19,22 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.graph.nodes import bound, drop_meta, set_meta
+from dimorder.graph.nodes import drop_meta, set_meta
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.quantization.constants import constant_nodes
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.masks import masking_calls
+from dimorder.quantization.pads import share_ranges, write_huge_fills
 from dimorder.quantization.plain_calls import write_plainly
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
-
-_PADS = (torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default)
 
 
 class CorrectedQuantizer(WrappedQuantizer):
     """Another quantizer, whose networks it gets in calls that quantizers know, and whose annotations change.
 
     - Those of values that are only clamped move to the clamps.
-    - A value that is padded with zeros shares the range of its operand.
+    - A value that is padded with zeros, or infinities, shares the range of its operand.
     - A transposed convolution in groups has a scale for each output channel.
     - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters alone stay as
       they are: a divisor could become 0.
@@ -45,6 +43,7 @@ class CorrectedQuantizer(WrappedQuantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         widen_transposed(model)
         write_plainly(model)
+        write_huge_fills(model)
         integers = arguments_of_integers(model)
         transformed = super().transform_for_annotation(model)
         restore_arguments(transformed, integers)
@@ -57,9 +56,7 @@ class CorrectedQuantizer(WrappedQuantizer):
             scale_by_output(node)
             if clamp_range(node) is not None:
                 _move(node)
-        for node in annotated.graph.nodes:
-            if _pads_with_zeros(node):
-                _share(node)
+        share_ranges(annotated)
         return annotated
 
 
@@ -94,20 +91,3 @@ def _move(clamp: Node) -> None:
     annotation = QuantizationAnnotation(output_qspec=observed.output_qspec, _annotated=True)
     set_meta(clamp, Q_ANNOTATION_KEY, annotation)
     observed.output_qspec = None
-
-
-def _pads_with_zeros(node: Node) -> bool:
-    if node.target not in _PADS:
-        return False
-    arguments = bound(node.target, node.args, node.kwargs)
-    return arguments.get("mode", "constant") == "constant" and not arguments.get("value")
-
-
-def _share(pad: Node) -> None:
-    """Let a padded value share the range of its operand, if that is observed."""
-    source = pad.args[0]
-    observed = source.meta.get(Q_ANNOTATION_KEY) if isinstance(source, Node) else None
-    if observed is None or observed.output_qspec is None or Q_ANNOTATION_KEY in pad.meta:
-        return
-    spec = SharedQuantizationSpec(source)
-    set_meta(pad, Q_ANNOTATION_KEY, QuantizationAnnotation({source: spec}, spec, _annotated=True))

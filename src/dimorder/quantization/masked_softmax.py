@@ -30,27 +30,30 @@ aten = torch.ops.aten
 class MasksInParts(WrappedQuantizer):
     """Another quantizer, for which softmaxes of masked scores are rewritten first.
 
-    `example` is an example of the inputs, which shows the range of the scores.
+    `examples` are some inputs, flat, which show the range of the scores.
     """
 
-    def __init__(self, quantizer: Any, example: Sequence[Any]) -> None:
+    def __init__(self, quantizer: Any, examples: Sequence[Sequence[Any]]) -> None:
         super().__init__(quantizer)
-        self.example = example
+        self.examples = examples
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        rewrite_masks(model, self.example)
+        rewrite_masks(model, self.examples)
         return super().transform_for_annotation(model)
 
 
-def rewrite_masks(model: GraphModule, example: Sequence[Any]) -> None:
-    """Write the softmaxes of masked scores in parts, in place; `example` has an input for each placeholder.
+def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None:
+    """Write the softmaxes of masked scores in parts, in place.
+
+    Each of `examples` has an input for each placeholder. A score that is lower than all of theirs, by an
+    eighth of their range, counts as if it were no lower.
 
     >>> class Causal(torch.nn.Module):
     ...     def forward(self, scores):
     ...         return scores.masked_fill(~torch.ones(3, 3).tril().bool(), -math.inf).softmax(-1)
     >>> scores = torch.tensor([[1.0, 9, 9], [2, 3, 9], [4, 5, 6]])
     >>> model = torch.export.export(Causal(), (scores,)).module(check_guards=False)
-    >>> rewrite_masks(model, [scores])
+    >>> rewrite_masks(model, [[scores]])
     >>> torch.allclose(model(scores), Causal()(scores)), "softmax" in str(model.graph)
     (True, False)
     """
@@ -70,7 +73,8 @@ def rewrite_masks(model: GraphModule, example: Sequence[Any]) -> None:
         return
     values = [each.value for *_, masked in found for each in masked.scores]
     ranges = _Ranges(model, {value for value in values if isinstance(value, Node)})
-    ranges.run(*example)
+    for example in examples:
+        ranges.run(*example)
     writer = _Writer(model)
     for softmax, summed, masked in found:
         low, high = ranges.of_sum(masked.scores)
@@ -102,8 +106,9 @@ class _Ranges(GraphRun):
 
     def result(self, node: Node, operands: Any, result: Any) -> Any:
         for each, value in ((node, result), *operands.items()):  # an operand may be an input
-            if each in self.wanted and each not in self.found:
-                self.found[each] = (float(value.min()), float(value.max()))
+            if each in self.wanted:
+                low, high = self.found.get(each, (math.inf, -math.inf))
+                self.found[each] = (min(low, float(value.min())), max(high, float(value.max())))
         return result
 
     def of_sum(self, scores: Sequence[Moved]) -> tuple[float, float]:

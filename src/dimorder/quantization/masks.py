@@ -7,7 +7,7 @@ of masked scores is written in parts: the scores, and the numbers 1 and 0 for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -36,17 +36,6 @@ _CHOICES: Mapping[Any, tuple[str, str, str]] = MappingProxyType(
             ("condition", "self", "other"),
         ),
         **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ("mask", "value", "self")),
-    }
-)
-# Operators that give one number in the shape of their operand, and that number of their other arguments.
-_FILLED: Mapping[Any, Callable[..., float]] = MappingProxyType(
-    {
-        aten.zeros_like.default: lambda *_: 0.0,
-        aten.ones_like.default: lambda *_: 1.0,
-        aten.full_like.default: lambda number, *_: float(number),
-        aten.new_zeros.default: lambda *_: 0.0,
-        aten.new_ones.default: lambda *_: 1.0,
-        aten.new_full.default: lambda size, number, *_: float(number),
     }
 )
 _CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
@@ -105,6 +94,7 @@ class Masks:
     def __init__(self, model: GraphModule) -> None:
         self.model = model
         self._constants = constant_nodes(model)
+        self._values: dict[Node, Any] = {}
 
     def of(self, value: Any) -> MaskedScores:
         """Return what a value is the sum of: scores and masks."""
@@ -196,8 +186,6 @@ class Masks:
         """Return the number that a constant has everywhere, or None."""
         if isinstance(value, (int, float)):
             return float(value)
-        if value.target in _FILLED:
-            return _FILLED[value.target](*args_of(value)[1:])
         known = self._constant(value)
         if known is None or not known.numel() or not bool((known == known.flatten()[0]).all()):
             return None
@@ -213,8 +201,12 @@ class Masks:
     def _known(self, node: Node) -> Any:
         if node.op == "get_attr":
             return attrgetter(str(node.target))(self.model)
-        args, kwargs = map_arg((node.args, node.kwargs), self._known)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        if node not in self._constants:  # only its shape and type count
+            return torch.empty(tensor_of(node).shape, dtype=tensor_of(node).dtype)
+        if node not in self._values:
+            args, kwargs = map_arg((node.args, node.kwargs), self._known)
+            self._values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self._values[node]
 
 
 def masking_calls(model: GraphModule) -> frozenset[Node]:

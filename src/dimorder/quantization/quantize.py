@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from dimorder.quantization.calibration import (
     no_example,
     require_examples,
 )
+from dimorder.quantization.constants import without_writes_to_parts
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.reading import Normalization
 from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
@@ -38,6 +39,7 @@ from dimorder.targets import choices, find
 from dimorder.targets.base import Recipe, Target
 
 KEPT = 16  # examples on which networks are compared
+SEEN = 8  # examples that show the range of masked scores
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,10 @@ def quantize(
         observed = exported.module(check_guards=False)
         quantizer = chosen.quantizer()
         if chosen.in_parts:
-            first_call = next(given)
-            given = chain((first_call,), given)
-            example = arguments(exported, first_call.args, first_call.kwargs)
-            quantizer = MasksInParts(NormsInParts(quantizer), example)
+            seen = list(islice(given, SEEN))
+            given = chain(seen, given)
+            inputs = [arguments(exported, call.args, call.kwargs) for call in seen]
+            quantizer = MasksInParts(NormsInParts(quantizer), inputs)
         prepared = prepare_pt2e(observed, CorrectedQuantizer(quantizer))
     examples: list[CalibrationCall] = []
     total = count_examples(whole)
@@ -244,8 +246,9 @@ def _export(
         model = export(model, args, kwargs)  # a file is read once
     sizes = export_symbolic(model, args, kwargs, dynamic_shapes)
     if sizes is None:
-        return export(model, args, kwargs), None
-    return sizes.exported, dynamic_shapes_of(sizes) if dynamic_shapes is None else dynamic_shapes
+        return without_writes_to_parts(export(model, args, kwargs)), None
+    dynamic_shapes = dynamic_shapes_of(sizes) if dynamic_shapes is None else dynamic_shapes
+    return without_writes_to_parts(sizes.exported), dynamic_shapes
 
 
 def _recipe(name: str | None, target: Target) -> tuple[str, Recipe]:

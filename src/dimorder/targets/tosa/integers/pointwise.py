@@ -13,7 +13,7 @@ from torch import Tensor
 from dimorder.graph.quantized import IntegerType, Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
-from dimorder.physical.fuse_quantized import KernelRule
+from dimorder.physical.fuse_quantized import KernelRule, WideKernel
 from dimorder.targets.rows import ordered_bounds
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import changed
@@ -27,7 +27,8 @@ from dimorder.targets.tosa.integers.numbers import (
     Operand,
     numbers,
 )
-from dimorder.targets.tosa.integers.sums import add, multiply
+from dimorder.targets.tosa.integers.sums import add, choose, multiply
+from dimorder.targets.tosa.pointwise import value
 
 aten = torch.ops.aten
 W = IntegerWriter
@@ -85,9 +86,9 @@ def _subtract_from(w: W, a: Arguments) -> Numbers:
 
 def _sum(w: W, x: Operand, y: Operand) -> Accumulator:
     total = add(w, x, y)
-    for value, constant in ((x, y), (y, x)):
-        if are_channels(value, constant):
-            add_channels(w, total, value, constant)  # type: ignore[arg-type]
+    for held, constant in ((x, y), (y, x)):
+        if are_channels(held, constant):
+            add_channels(w, total, held, constant)  # type: ignore[arg-type]
     return total
 
 
@@ -129,6 +130,11 @@ def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
     return lambda w, a: add(w, _constant(a.self), _constant(a.other), kind)
 
 
+def _choose(w: W, a: Arguments) -> Numbers:
+    x, y = (_constant(operand(w, each)) for each in (a.self, a.other))
+    return choose(w, value(w, a.condition, "BOOL"), x, y)
+
+
 def _clamp(target: Any) -> Callable[..., Numbers]:
     """Return a builder for a clamp of a sum, which is applied when the sum is quantised."""
 
@@ -168,6 +174,7 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
         dimorder.prelu_last.default: _prelu,
     }
 )
+_CHOICE = WideKernel(lambda operands: None, positions=("condition",))
 _KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
     {
         **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda a: quotient(a.other)),
@@ -178,6 +185,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: Row(_function(target), kernel=FUNCTION) for target in _UNARY},
         **{target: Row(_function(target, _clamp(target)), kernel=FUNCTION_OR_SUM) for target in CLAMP_BOUNDS},
+        **dict.fromkeys(
+            (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), Row(_choose, kernel=_CHOICE)
+        ),
         **{
             target: Row(_function(target, write), kernel=_KERNELS.get(target, FUNCTION_OR_SUM))
             for target, write in _BINARY.items()

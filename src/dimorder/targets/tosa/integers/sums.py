@@ -6,7 +6,7 @@ An Ethos-U computes the elements of the last dimension side by side, so dimensio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -166,14 +166,27 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
 def add(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
     """Return the sum of both, or `kind` of both, on the finest common grid for which int32 holds the sum."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
-    x, y = (exact_or_sum(w, each) for each in _in_lanes(w, x, y))
+    total = _of_common_grid(w, *_in_lanes(w, x, y), lambda *both: w.elementwise(kind, *both))
+    return total.with_integers(w.reshape(total.integers, shape))
+
+
+def choose(w: IntegerWriter, condition: TosaValue, x: Operand, y: Operand) -> Accumulator:
+    """Return the elements of `x` where the condition holds, and of `y` elsewhere."""
+    return _of_common_grid(w, x, y, lambda *both: w.elementwise("SELECT", condition, *both))
+
+
+def _of_common_grid(
+    w: IntegerWriter, x: Operand, y: Operand, write: Callable[[TosaValue, TosaValue], TosaValue]
+) -> Accumulator:
+    """Return what is written of two operands on the finest common grid for which int32 holds their sum."""
+    x, y = (exact_or_sum(w, each) for each in (x, y))
     most = _most(x) + _most(y)
     scale = max(_scale(x), _scale(y))
     step = scale * 2.0 ** max(math.ceil(math.log2((most or 1.0) / 2**BITS / scale)), -GRID)
-    total = w.elementwise(kind, on_grid(w, x, step), on_grid(w, y, step))
+    total = write(on_grid(w, x, step), on_grid(w, y, step))
     limit = min(math.ceil(most / step) + 2, 2**31 - 1)
     scales, error = torch.tensor(step, dtype=torch.float64), error_of(x) + error_of(y)
-    return Accumulator(w.reshape(total, shape), scales, limit, error=error)
+    return Accumulator(total, scales, limit, error=error)
 
 
 def multiply(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:

@@ -1,0 +1,56 @@
+"""Test that masks leave the scores of attention apart, in the integers of each target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("executorch")
+
+import dimorder
+from dimorder.quantization.masks import Masks
+from tests.marks import require_runtime
+from tests.quantization.masked_networks import LOWEST, NETWORKS, example
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_masked_scores_are_not_quantized(name: str, target: str) -> None:
+    require_runtime(target)
+    torch.manual_seed(0)
+    net = NETWORKS[name]().eval()
+    quantized = dimorder.quantize(net, [example() for _ in range(4)], target=target)
+    (fidelity,) = quantized.compare(dimorder.lower(quantized, example(), target=target))
+    assert fidelity.snr_db is not None and fidelity.snr_db > 28
+
+
+class Sum(nn.Module):
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, scores: Tensor, other: Tensor, kept: Tensor) -> Tensor:
+        return (scores + other + torch.where(kept, 0.0, self.fill)).softmax(-1)
+
+
+def masks_of(net: nn.Module, *inputs: Tensor) -> tuple[Masks, torch.fx.Node]:
+    model = torch.export.export(net, inputs).module(check_guards=False)
+    assert isinstance(model, torch.fx.GraphModule)
+    (softmax,) = model.graph.find_nodes(op="call_function", target=torch.ops.aten.softmax.int)
+    return Masks(model), softmax.args[0]
+
+
+def test_a_sum_has_its_scores_and_masks() -> None:
+    inputs = (torch.randn(3, 5), torch.randn(5), torch.ones(3, 5, dtype=torch.bool))
+    masks, value = masks_of(Sum(LOWEST), *inputs)
+    found = masks.of(value)
+    assert [str(score.value) for score in found.scores] == ["add"]
+    (mask,) = found.masks
+    assert (str(mask.truth.value), mask.keeps, mask.fill) == ("kept", True, LOWEST)
+
+
+def test_a_choice_of_a_small_number_is_no_mask() -> None:
+    inputs = (torch.randn(3, 5), torch.randn(5), torch.ones(3, 5, dtype=torch.bool))
+    masks, value = masks_of(Sum(-3.0), *inputs)
+    assert not masks.of(value).masks
