@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("tosa_serializer")
 pytest.importorskip("torchao")
 
 import dimorder
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowered import Lowered
+from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
+from dimorder.targets.tosa.target import target as tosa
 from tests.small_networks import Net
 from tests.targets.quantised import quantised
 
@@ -28,6 +32,10 @@ P, Q = (
 )
 ODD = Q * 2 + 1  # never 0
 A, B = P > 0, Q > 2
+BYTES, MORE = (
+    torch.randint(0, 256, (2, 6, 5), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    for seed in (4, 5)
+)
 
 # Each returns a tuple of integers and truth values.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
@@ -75,6 +83,33 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "casts": (lambda a, i: (a.int(), i.bool(), a.long() + 1), (A, P)),
     "reductions": (lambda a, i: (a.any(1), a.all(2), a.any(), (i > -9).all(1)), (A, P)),
+    "bytes as numbers": (
+        lambda b: (b.int() + 1, b.to(torch.int8), b.bool(), (b.long() * 5).byte()),
+        (BYTES,),
+    ),
+    "arithmetic of bytes": (lambda b, c: (b + c, b - c, b * 3, -b, b + 100, b // 7, b.sum(1)), (BYTES, MORE)),
+    "bits of bytes": (lambda b, c: (b & 15, b | c, b ^ c, ~b, b << 1, b >> 2), (BYTES, MORE)),
+    "comparisons of bytes": (lambda b, c: (b > 100, b <= c, b == c, b == MORE), (BYTES, MORE)),
+    "bounds of bytes": (
+        lambda b, c: (torch.maximum(b, c), torch.minimum(b, MORE), b.clamp(10, 150), b.max(), b.amin(1)),
+        (BYTES, MORE),
+    ),
+    "selections of bytes": (
+        lambda b, c: (torch.where(b > 100, b, c), b.masked_fill(c > 9, 250), torch.where(c > 9, b, MORE)),
+        (BYTES, MORE),
+    ),
+    "moves of bytes": (
+        lambda b: (
+            b.flip(1),
+            torch.cat([b, b.mT.mT]),
+            F.pad(b, (1, 2), value=200),
+            b[:, [3, 0]],
+            MORE.clone(),
+        ),
+        (BYTES,),
+    ),
+    "truth of bytes": (lambda b: (b.any(1), b.all(2), torch.logical_not(b), (b > 100).byte()), (BYTES,)),
+    "a largest integer": (lambda i: (i.max(), i.amin(1)), (P,)),
     "a running sum": (lambda i: (torch.cumsum(i, 1),), (P,)),
 }
 
@@ -105,6 +140,15 @@ def test_truth_values_mask_numbers(dtype: torch.dtype) -> None:
     made = dimorder.lower(Net(masked), (X, A), target="tosa", run_artifact=True)
     (got,) = made.artifact.run([made.contract.inputs[0].quantized(X), A])
     assert torch.equal(made.contract.outputs[0].real(got), masked(torch.nn.Module(), X, A))
+
+
+def test_a_wrong_integer_is_refused() -> None:
+    rows = {**INTEGERS.rows, aten.add.Tensor: INTEGERS.rows[aten.sub.Tensor]}
+    network = Net(lambda m, x, i, j: (quantised(x, 0.0247, 5), i + j))
+    with pytest.raises(
+        VerificationError, match="elements of output 1 differ from PyTorch's, and nothing rounds"
+    ):
+        dimorder.lower(network, (X, P, Q), target=tosa(integers=replace(INTEGERS, rows=rows)))
 
 
 def test_integers_without_bounds_are_no_numbers() -> None:

@@ -242,8 +242,14 @@ def bind(node: Node, resolve: Callable[[Node], Any], dynamic: DynamicCall | None
     read = (value for operand in node.all_input_nodes for value in results(operand))
     tensors = (value for value in (*values, *read) if isinstance(value, Tensor))
     floats = frozenset(tensor.dtype for tensor in tensors if tensor.is_floating_point())
-    facts = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype, "floats": floats}
+    unsigned = [name for name, x in named.items() if isinstance(x, Node) and _is_unsigned(x)]
+    facts = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype}
+    facts |= {"floats": floats, "unsigned": unsigned}
     return SimpleNamespace(**{**torch.fx.map_arg(named, resolve), **facts})
+
+
+def _is_unsigned(node: Node) -> bool:
+    return any(isinstance(x, Tensor) and x.dtype == torch.uint8 for x in results(node))
 
 
 def _viewed(writer: Any, result: Any, shape: Sequence[int]) -> View[Any] | list[View[Any]]:

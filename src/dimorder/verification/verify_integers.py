@@ -41,6 +41,7 @@ from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
+from dimorder.verification.exact_outputs import exact_outputs, require_exact
 from dimorder.verification.network_calls import Inputs, Run
 from dimorder.verification.numerics import Float64Run, LogicalIntegersRun
 from dimorder.verification.quantized_values import record_quantized, rounding_errors
@@ -112,8 +113,8 @@ class QuantizedTrial(Trial):
         """Return the relative error of `run`, for information; it must give the bits that `model` does.
 
         Raises:
-            VerificationError: if the bits differ, or if an output is farther off than dynamic quantisation
-                explains.
+            VerificationError: if the bits differ, if an output that nothing rounds is not the network's, or
+                if one is farther off than dynamic quantisation explains.
         """
         got = self.program_outputs(run, self.inputs)
         if model is not None:
@@ -123,6 +124,7 @@ class QuantizedTrial(Trial):
             spec.real(g).to(w.dtype if spec.scale is not None else g.dtype) if w.is_floating_point() else g
             for spec, g, w in zip(specs, got, self.expected, strict=True)
         ]
+        require_exact(real, self.expected, exact_outputs(self.program) * self.calls, what)
         errors = relative_errors(real, self.expected)
         for i, (error, allowed) in enumerate(zip(errors, self.allowed or (), strict=False)):
             if not error <= allowed:

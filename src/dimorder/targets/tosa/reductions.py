@@ -112,6 +112,14 @@ def _reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
     return build
 
 
+def _truth_reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
+        truth = reduce(w, kind, cast(w, w.dense(a.self), "BOOL"), reduced_by(a))
+        return w.reshape(cast(w, truth, DTYPES[a.dtype]), a.shape)  # of uint8 it is a uint8
+
+    return build
+
+
 def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_by(a)), a.shape)
 
@@ -174,8 +182,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.mean.dim: _mean_row,
         aten.amax.default: Row(_reduction("REDUCE_MAX"), halves=is_of_one_type),
         aten.amin.default: Row(_reduction("REDUCE_MIN"), halves=is_of_one_type),
-        aten.any.dims: Row(_reduction("REDUCE_ANY")),
-        aten.all.dims: Row(_reduction("REDUCE_ALL")),
+        aten.any.dims: Row(_truth_reduction("REDUCE_ANY")),
+        aten.all.dims: Row(_truth_reduction("REDUCE_ALL")),
         aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
         aten.argmax.default: Row(arg(largest=True), check_arg, halves=is_of_one_type),
         aten.argmin.default: Row(arg(largest=False), check_arg, halves=is_of_one_type),

@@ -23,6 +23,7 @@ from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand
 from dimorder.targets.tosa.integers.pointwise import operand
 from dimorder.targets.tosa.integers.sums import as_sum, error_of, exact_or_sum, on_grid
+from dimorder.targets.tosa.integers.unsigned import bits
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -89,7 +90,7 @@ def _pad(w: W, a: Arguments) -> Any:
     value = getattr(a, "value", None) or 0
     held = w.dense(a.self)
     if isinstance(held, TosaValue):
-        return _constant_pad(w, held, a, value)
+        return _constant_pad(w, held, a, bits(value) if a.dtype == torch.uint8 else value)
     if value == 0 and not isinstance(held, Lookup):
         held = as_sum(w, held)
         return held.with_integers(_constant_pad(w, held.integers, a, 0))

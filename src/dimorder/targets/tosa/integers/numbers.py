@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,6 +129,11 @@ class IntegerWriter(TosaWriter):
     def function(self) -> Tensor | None:
         """The numbers of the call that is written, if it is a function of one value."""
         return None if self.annotation is None else self.annotation.function
+
+    def constant(self, data: Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> TosaValue:
+        if dtype is None and isinstance(data, Tensor) and data.dtype == torch.uint8:
+            data = data.detach().view(torch.int8)
+        return super().constant(data, dtype)
 
     def finish(self) -> bytes:
         if self.forms.cuts_convolutions:

@@ -24,6 +24,7 @@ from dimorder.targets.tosa import reductions as plain_reductions
 from dimorder.targets.tosa.integers import indices, moves, pointwise, products, reductions, resize
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
+from dimorder.targets.tosa.integers.unsigned import with_unsigned
 from dimorder.targets.tosa.ops import unsupported_value
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -75,9 +76,10 @@ def _without_floats(target: Any, plain: Row, row: Row | None) -> Row:
             return plain.check(a)
         return f"{target} of numbers that are not integers" if row is None else row.check(a)
 
+    own = with_unsigned(plain)
     if row is None:
-        return Row(plain.build, check)
-    return replace(row, build=lambda w, a: (row if a.floats else plain).build(w, a), check=check)
+        return Row(own.build, check)
+    return replace(row, build=lambda w, a: (row if a.floats else own).build(w, a), check=check)
 
 
 _QUANTIZED: Mapping[Any, Row] = MappingProxyType(
@@ -95,12 +97,15 @@ _ARITHMETIC = (
 _QUOTIENTS = (
     *(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar),
 )
+_REDUCTIONS = (aten.any.dims, aten.all.dims, aten.amax.default, aten.amin.default, aten.sum.dim_IntList)
+_ARGMAX = "argmax of integers without a scale"
 _PLAIN: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: row for target, row in logic.ROWS.items() if target is not aten.isnan.default},
         **{target: plain_pointwise.ROWS[target] for target in _ARITHMETIC},
         **{target: division.ROWS[target] for target in _QUOTIENTS},
-        **{target: plain_reductions.ROWS[target] for target in (aten.any.dims, aten.all.dims)},
+        **{target: plain_reductions.ROWS[target] for target in _REDUCTIONS},
+        aten.argmax.default: Row(plain_reductions.ROWS[aten.argmax.default].build, lambda a: _ARGMAX),
     }
 )
 
