@@ -15,6 +15,7 @@ from tests.targets.cases import IMAGE, Case, Y, aten, r
 P = Y.abs() + 0.1
 I = torch.arange(-35, 35).reshape(2, 5, 7)  # noqa: E741
 B = Y > 0.3
+PLACES = torch.tensor([0, 3, 7, 8, 9, 127, -1], dtype=torch.int8)
 HALVES = torch.tensor([-2.5, -1.5, -0.5, 0.5, 0.49999997, 1.5, 2.5, 8388609.0, -3e9, 0.0])
 POWERS = torch.tensor([-3.0, -2, 0, 1, 2, 3, 4])
 WHOLE = torch.randint(-500, 500, (8, 50), generator=torch.Generator().manual_seed(2)).float()
@@ -188,6 +189,19 @@ TOSA_ALONE: dict[str, Case] = {
         (),
     ),
     "bits of negative integers": (lambda i: (~i & 5, i >> 1, i << 1), (I - 9,), ()),
+    "shifts beyond the type": (
+        lambda i: (
+            i << 9,
+            i >> 9,
+            i << PLACES,
+            i >> PLACES,
+            i.int() << 32,
+            i.short() >> 20,
+            i.long() >> 70,
+        ),
+        ((I * 3).to(torch.int8),),
+        (),
+    ),
     "a constant of bytes": (lambda x, c: (x * 2, c), (Y,), (torch.tensor([7, 255], dtype=torch.uint8),)),
     "sorts of truth values": (lambda x: (*(x > 0).sort(1), *(x > 0).sort(stable=True, dim=0)), (Y,), ()),
 }

@@ -270,7 +270,7 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "ABS": _elementwise(torch.abs),
         "NEGATE": _elementwise(lambda x, zero, to_zero: to_zero - (x - zero)),
         "CLZ": _leading_zeros,
-        "LOGICAL_LEFT_SHIFT": _elementwise(torch.bitwise_left_shift),
+        "LOGICAL_LEFT_SHIFT": lambda n, x, by: x.to(torch.int64) << by.to(torch.int64),  # without lost bits
         "ARITHMETIC_RIGHT_SHIFT": _shifted_right,
         "EQUAL": lambda n, x, y: x == y,
         "GREATER": lambda n, x, y: x > y,
