@@ -151,3 +151,16 @@ def test_layers_share_a_mask() -> None:
     called = [node.target for node in capture(Net(two), (SCORES, KEYS)).nodes]
     assert called.count(torch.ops.aten.log.default) == 2
     assert called.count(torch.ops.aten.minimum.default) == 2
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "tosa"])
+def test_numbers_beside_bits_have_torchs_type(target: str) -> None:
+    def compute(m: torch.nn.Module, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        a = x > 0
+        return a | 1, a ^ 2, a & True, i & 300, i | -129, 1 & i
+
+    network, given = Net(compute), (SCORES, torch.arange(-128, 128, dtype=torch.int8))
+    got = dimorder.lower(network, given, target=target).run(*given)
+    for found, wanted in zip(got, network(*given), strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from dimorder.graph.elements import MOVERS
-from dimorder.graph.nodes import args_of, bound
+from dimorder.graph.nodes import args_of, bound, tensor_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.operator import in_torchs_parts, spelling
 from dimorder.ops.pointwise import pointwise
@@ -279,11 +279,16 @@ def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
 
 
 def _of_bits(target: Any) -> Callable[..., Value]:
-    """Return the spelling of an operator on bits with the operands as tensors of one type."""
+    """Return the spelling of an operator on bits with the operands as tensors of one type.
+
+    A number has the type that torch gives the result, and only its last bits: 300 is 44 beside int8.
+    """
 
     def spell(n: Tracer, x: Value, other: Value) -> Value:
-        y = other if isinstance(other, Node | torch.Tensor) else torch.tensor(other, dtype=dtype_of(x))
-        return n.write(target, x, y)
+        if isinstance(other, Node | torch.Tensor):
+            return n.write(target, x, other)
+        dtype = torch.result_type(tensor_of(x), other)  # int64 for a truth value and an integer
+        return n.write(target, _to_copy(n, x, dtype=dtype), torch.tensor(other).to(dtype))
 
     return spell
 
