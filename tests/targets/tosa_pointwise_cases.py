@@ -202,6 +202,16 @@ TOSA_ALONE: dict[str, Case] = {
         ((I * 3).to(torch.int8),),
         (),
     ),
+    "casts beyond 8 and 16 bits": (
+        lambda x: (x.to(torch.int8), x.half().to(torch.int8), x.bfloat16().to(torch.int8), (x * 99).short()),
+        (WHOLE + 0.5,),
+        (),
+    ),
+    "powers of -0": (
+        lambda x, e: (x**e, 1 / x**e),
+        (torch.tensor([-0.0, 0.0, -2.0, 3.0])[:, None],),
+        (POWERS,),
+    ),
     "a constant of bytes": (lambda x, c: (x * 2, c), (Y,), (torch.tensor([7, 255], dtype=torch.uint8),)),
     "sorts of truth values": (lambda x: (*(x > 0).sort(1), *(x > 0).sort(stable=True, dim=0)), (Y,), ()),
 }

@@ -306,10 +306,13 @@ def _power(w: TosaWriter, a: Arguments) -> TosaValue:
 
     is_zero = equal(x, 0.0)
     size = w.elementwise("POW", select(is_zero, 1.0, w.elementwise("ABS", x)), exponent)
-    of_zero = select(greater(w, exponent, 0.0), 0.0, select(equal(exponent, 0.0), 1.0, math.inf))
     is_whole = equal(w.elementwise("FLOOR", exponent), exponent)
     half = mul(w, exponent, 0.5)
-    of_negative = select(equal(w.elementwise("FLOOR", half), half), size, negate(w, size))
+    is_even = equal(w.elementwise("FLOOR", half), half)
+    is_odd = w.elementwise("LOGICAL_AND", is_whole, w.elementwise("LOGICAL_NOT", is_even))
+    small, infinite = select(is_odd, x, 0.0), select(is_odd, w.elementwise("RECIPROCAL", x), math.inf)
+    of_zero = select(greater(w, exponent, 0.0), small, select(equal(exponent, 0.0), 1.0, infinite))
+    of_negative = select(is_even, size, negate(w, size))
     of_others = select(greater(w, 0.0, x), select(is_whole, of_negative, math.nan), size)
     return select(is_zero, of_zero, of_others)
 
@@ -328,8 +331,10 @@ def _to_copy(w: TosaWriter, a: Arguments) -> TosaValue:
         return cast(w, w.elementwise("BITWISE_AND", x, 255), "FP32")
     if a.dtype == torch.uint8:
         return byte_of(w, cast(w, x, "FP32"))
-    if a.dtype == torch.int8 and x.dtype == "FP32":
-        return bits_of_byte(w, byte_of(w, x))
+    if a.dtype == torch.int8 and x.dtype in FLOATS:
+        return bits_of_byte(w, byte_of(w, cast(w, x, "FP32")))
+    if a.dtype == torch.int16 and x.dtype in FLOATS:  # a CAST saturates, and torch keeps the last bits
+        x = cast(w, x, "INT32")
     return cast(w, x, DTYPES[a.dtype])
 
 
