@@ -40,9 +40,15 @@ def _nextafter(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(is_nan, x + y, torch.where(x == y, y, near))
 
 
+def _signbit(x: Tensor) -> Tensor:
+    return (x.to(torch.float32).view(torch.int32) if x.is_floating_point() else x) < 0
+
+
 BITS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.frexp.Tensor: of_floats(_frexp),
         aten.nextafter.default: of_floats(_nextafter),
     }
 )
+# For a target that has the bits of floats: other targets compute a sign, which they do not see in a NaN.
+SIGN_BITS: Mapping[Any, Callable[..., Any]] = MappingProxyType({aten.signbit.default: _signbit})

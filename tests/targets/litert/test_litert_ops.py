@@ -77,3 +77,11 @@ def test_a_tangent_keeps_its_digits_beside_a_pole(turns):
     x = (torch.tensor(turns * math.pi) + torch.linspace(-2e-2, 2e-2, 35) + 1.3e-3).reshape(5, 7)
     found = dimorder.lower(Tangent(), (x,), target="litert")(x)
     torch.testing.assert_close(found.double(), x.double().tan(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_nan_has_a_sign(dtype: torch.dtype) -> None:
+    x = torch.tensor([math.nan, 0.0, -0.0, 0.0, -math.inf, 1e-6, -1.5], dtype=dtype)
+    x[1] = -torch.tensor(math.nan)
+    run = dimorder.lower(Net(torch.signbit), (X.flatten()[:7].to(dtype),), target="litert").run
+    assert torch.equal(run(x), torch.signbit(x))

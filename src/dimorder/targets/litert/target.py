@@ -19,6 +19,7 @@ from dimorder.graph.nodes import args_of, is_uneven
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
+from dimorder.ops.parts_bits import SIGN_BITS
 from dimorder.ops.parts_elementary import LIMITS, places_of
 from dimorder.ops.parts_remainder import REMAINDERS
 from dimorder.ops.quantization import is_quantized
@@ -175,6 +176,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         in_parts={
             **{name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
             **places_of({torch.int64}),
+            **SIGN_BITS,
         },
         in_float32=frozenset({torch.float64}),
         in_pairs=True,
