@@ -8,6 +8,9 @@ from torch import nn
 from torch.export import Dim
 
 import dimorder
+from dimorder.errors import UnsupportedError
+from dimorder.sizes.export_symbolic import export_symbolic
+from dimorder.sizes.symbolic_program import SymbolicProgram
 from tests.sizes.symbols import Gated, errors
 
 
@@ -99,3 +102,38 @@ def test_sizes_in_steps_are_told_apart_by_their_steps(target: str) -> None:
     names = "N = 1 … 4", "H = 64 … 160 in steps of 32", "W = 64 … 160 in steps of 32"
     assert tuple(map(str, lowered.contract.symbols)) == names
     assert max(errors(lowered, module, torch.randn(3, 3, 160, 96))) <= 1e-4
+
+
+class Apart(nn.Module):
+    """Computes with each input alone."""
+
+    def forward(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        return [x.relu() for x in xs]
+
+
+def exported_rows(ranges: list[tuple[int, int]]) -> SymbolicProgram:
+    """Export a network with an input of dynamic rows for each range."""
+    rows = tuple({0: Dim(f"R{i}", min=least, max=most)} for i, (least, most) in enumerate(ranges))
+    inputs = tuple(torch.ones(most, 7) for _, most in ranges)
+    symbolic = export_symbolic(Apart(), inputs, None, (rows,))
+    assert symbolic is not None
+    return symbolic
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_many_dynamic_sizes_of_one_range_are_distinguished(count: int) -> None:
+    """There are 4¹⁵ threes of points with four sizes of each, and none distinguishes five dynamic sizes."""
+    points = exported_rows([(2, 64)] * count).specialization_points()
+    assert all(len(set(point.values())) == count for point in points)
+    assert all(len({point[name] for point in points}) == len(points) == 3 for name in points[0])
+
+
+def test_a_range_of_two_sizes_among_many_is_refused_without_a_search() -> None:
+    with pytest.raises(UnsupportedError, match="found: too few sizes in R6 = 2 … 3\n"):
+        exported_rows([*[(4, 60)] * 6, (2, 3)]).specialization_points()
+
+
+def test_a_search_for_points_ends() -> None:
+    """Six dynamic sizes share five sizes: each range is long enough, but all ranges together are not."""
+    with pytest.raises(UnsupportedError, match="found: too few sizes to distinguish R0 = 2 … 6, R1 ="):
+        exported_rows([(2, 6)] * 6).specialization_points()

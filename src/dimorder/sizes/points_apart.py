@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+_MOST_FIRST = 64  # first points of three that are tried
+_MOST_PAIRS = 1000  # pairs that are tried beside each of them: six dynamic sizes have 10¹⁰ threes of points
+
 
 def are_apart(points: Sequence[Mapping[str, int]]) -> bool:
     """Return whether points distinguish the dynamic sizes: no size occurs twice, and no two are in line."""
@@ -14,6 +17,22 @@ def are_apart(points: Sequence[Mapping[str, int]]) -> bool:
     if any(len(set(point.values())) < len(point) for point in points):
         return False
     return len(points) < 3 or not any(itertools.starmap(_are_in_line, itertools.combinations(columns, 2)))
+
+
+def find_three_apart(points: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]] | None:
+    """Return the first three points that distinguish the dynamic sizes, or None if few tries find none.
+
+    >>> points = [{"H": h, "W": w} for h in (2, 3, 4) for w in (2, 3, 4)]
+    >>> find_three_apart(points)
+    [{'H': 2, 'W': 3}, {'H': 3, 'W': 4}, {'H': 4, 'W': 2}]
+    """
+    general = [point for point in points if are_apart([point])]
+    for i, first in enumerate(general[:_MOST_FIRST], 1):
+        others = [point for point in general[i:] if are_apart([first, point])]
+        for pair in itertools.islice(itertools.combinations(others, 2), _MOST_PAIRS):
+            if are_apart([first, *pair]):
+                return [first, *pair]
+    return None
 
 
 def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:

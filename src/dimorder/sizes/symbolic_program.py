@@ -27,7 +27,8 @@ from dimorder.capture.export import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
-from dimorder.sizes.points_apart import are_apart, products_are_apart
+from dimorder.sizes.points_apart import are_apart, find_three_apart, products_are_apart
+from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, sizes_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
 
@@ -37,7 +38,7 @@ _MAX_POINTS = 3  # two determine an affine function of a size, the third confirm
 _MOST_POINTS = 6  # with those that distinguish remainders
 _NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
 _DIVISIONS = (FloorDiv, Mod, PythonMod)
-_CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are tried, by the number of symbols
+_MANY = 5  # beside so many dynamic sizes, points are sought in fewer steps
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class SymbolicProgram:
     @property
     def corners(self) -> list[Point]:
         """Return the ends of the ranges, in all combinations."""
-        return list(_points(self.symbols, [dict.fromkeys(_ends(symbol)) for symbol in self.symbols]))
+        return list(_points(self.symbols, [dict.fromkeys(ends(symbol)) for symbol in self.symbols]))
 
     def points(self) -> Iterator[Point]:
         """Yield all points of the ranges."""
@@ -192,14 +193,19 @@ class SymbolicProgram:
             values = [self.size_at(size, point) for size in varying]
             alike = len(values) - len(set(values)) + sum(value in constant for value in values)
             roots = [point[symbol.name] // symbol.step for symbol in self.symbols]
-            odd = 10 * sum(not _is_odd_prime(root) for root in roots)
+            odd = 10 * sum(not is_odd_prime(root) for root in roots)
             return 1000 * sum(value < 2 for value in values) + odd + alike, math.prod(point.values())
 
         found = list[Point]()
         if wanted is not None and chance(wanted)[0] < 1000 and not self.is_affine():
             found.append(wanted)
-        count = _CANDIDATES.get(len(self.symbols), 4)
-        points = sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance)
+        candidates = candidate_sizes(self.symbols, _MAX_POINTS)
+        needed = min(_MAX_POINTS, len(self.symbols) + 1)  # else one dynamic size could pass for another
+        short = [str(s) for s, sizes in zip(self.symbols, candidates, strict=True) if len(sizes) < needed]
+        if short:
+            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
+            raise UnsupportedError("the ranges of sizes", f"too few sizes in {', '.join(short)}", fix)
+        points = sorted(_points(self.symbols, candidates), key=chance)
         telling = [size for size in varying if len({self.size_at(size, p) for p in points}) >= _MAX_POINTS]
 
         def repeats(point: Point, others: Sequence[Point]) -> bool:
@@ -210,8 +216,7 @@ class SymbolicProgram:
             if len(found) < _MAX_POINTS and are_apart([*found, point]):
                 found.append(point)
         if len(found) < _MAX_POINTS:  # few sizes: the first points may leave none for the last
-            choices = map(list, itertools.combinations([*found, *points], _MAX_POINTS))
-            found = next(filter(are_apart, choices), found)
+            found = find_three_apart([*found, *points]) or found
         if len(found) > 1 and self._count_varying(found) < len(self._remainders):
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
             steps = [[last[s.name] + step for step in (0, -s.step, s.step)] for s in self.symbols]
@@ -219,17 +224,16 @@ class SymbolicProgram:
             apart = (p for p in near if are_apart([*found, p]) and products_are_apart([*found, p]))
             others = sorted((p for p in apart if not repeats(p, found)), key=chance)
             found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
-        if len(found) < min(
-            _MAX_POINTS, len(self.symbols) + 1
-        ):  # else one dynamic size could pass for another
-            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
-            raise UnsupportedError("the ranges of sizes", f"too few sizes in {self.ranges}", fix)
+        if len(found) < needed:
+            reason = f"too few sizes to distinguish {self.ranges}"
+            raise UnsupportedError("the ranges of sizes", reason, "give wider ranges, or fix a size")
         return self._with_points_apart(found)
 
     def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
         """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2."""
         found, last = list(points), points[-1]
-        sizes = [[last[s.name] + s.step * step for step in _NEAR] for s in self.symbols]
+        steps = _NEAR if len(self.symbols) < _MANY else _NEAR[:3]
+        sizes = [[last[s.name] + s.step * step for step in steps] for s in self.symbols]
         near = [p for p in _points(self.symbols, sizes) if self._contains(p) and self._is_general(p)]
         numbers = {size.node.expr for size in self._sizes_and_numbers}
         wanted = sum(bool(number.free_symbols) for number in numbers)
@@ -277,7 +281,7 @@ class SymbolicProgram:
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
         mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"
-        ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
+        ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in ends(s))) for s in self.symbols}
         return SizeTable(known, mode, ranges)
 
     def varying(self, point: Point) -> frozenset[int]:
@@ -354,19 +358,8 @@ def format_point(point: Point) -> str:
     return ", ".join(f"{name} = {size}" for name, size in point.items())
 
 
-def sizes_of(symbol: Symbol) -> range:
-    """Return all values that a dynamic size may have."""
-    least, most = _ends(symbol)
-    return range(least, most + 1, symbol.step)
-
-
-def _ends(symbol: Symbol) -> tuple[int, int]:
-    assert symbol.maximum is not None
-    return symbol.minimum, symbol.maximum
-
-
 def _middle(symbol: Symbol) -> int:
-    least, most = (end // symbol.step for end in _ends(symbol))
+    least, most = (end // symbol.step for end in ends(symbol))
     if most - least < 2:
         return symbol.step * most
     return symbol.step * min(max(math.isqrt(least * most), least + 1), most - 1)
@@ -376,16 +369,3 @@ def _points(symbols: Sequence[Symbol], sizes: Iterable[Iterable[int]]) -> Iterat
     """Yield all combinations of some sizes of each symbol."""
     names = [symbol.name for symbol in symbols]
     return (dict(zip(names, point, strict=True)) for point in itertools.product(*sizes))
-
-
-def _some(symbol: Symbol, count: int) -> list[int]:
-    """Return sizes in a range: the smallest primes from 2 roots on, primes all over the range, and others."""
-    roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
-    primes = list(filter(_is_odd_prime, roots))
-    spread = primes[:: max(1, len(primes) // count)]
-    mixed = [root for pair in itertools.zip_longest(primes, spread) for root in pair if root is not None]
-    return [symbol.step * root for root in list(dict.fromkeys([*mixed[: 2 * count], *roots]))[:count]]
-
-
-def _is_odd_prime(number: int) -> bool:
-    return number > 2 and all(number % factor for factor in range(2, math.isqrt(number) + 1))

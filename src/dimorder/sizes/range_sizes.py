@@ -1,0 +1,54 @@
+"""Return the sizes in the range of a dynamic size: all, both ends, and those that are tried as points."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from dimorder.contract import Symbol
+
+_CANDIDATES = {1: 24, 2: 10, 3: 6, 4: 4, 5: 4, 6: 4}  # sizes of each symbol, by the number of symbols
+_MANY = 5  # so many symbols have too few of the same sizes
+
+
+def sizes_of(symbol: Symbol) -> range:
+    """Return all values that a dynamic size may have."""
+    least, most = ends(symbol)
+    return range(least, most + 1, symbol.step)
+
+
+def ends(symbol: Symbol) -> tuple[int, int]:
+    """Return the least and the largest size of a range."""
+    assert symbol.maximum is not None
+    return symbol.minimum, symbol.maximum
+
+
+def candidate_sizes(symbols: Sequence[Symbol], least: int) -> list[list[int]]:
+    """Return the sizes of each symbol that are tried, at least so many if the range has them.
+
+    Many symbols are tried at different sizes, as far as their ranges allow it.
+    """
+    count = _CANDIDATES.get(len(symbols), least)
+    if len(symbols) < _MANY:
+        return [_some(symbol, count) for symbol in symbols]
+    tried, taken = dict[str, list[int]](), set[int]()
+    for symbol in sorted(symbols, key=lambda each: len(sizes_of(each))):
+        sizes = _some(symbol, count * len(symbols))
+        tried[symbol.name] = sorted(sizes, key=taken.__contains__)[:count]
+        taken.update(tried[symbol.name])
+    return [tried[symbol.name] for symbol in symbols]
+
+
+def _some(symbol: Symbol, count: int) -> list[int]:
+    """Return sizes in a range: the smallest primes from 2 roots on, primes all over the range, and others."""
+    roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
+    primes = list(filter(is_odd_prime, roots))
+    spread = primes[:: max(1, len(primes) // count)]
+    mixed = [root for pair in itertools.zip_longest(primes, spread) for root in pair if root is not None]
+    return [symbol.step * root for root in list(dict.fromkeys([*mixed[: 2 * count], *roots]))[:count]]
+
+
+def is_odd_prime(number: int) -> bool:
+    """Return whether a number is a prime other than 2."""
+    return number > 2 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
