@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import dimorder
-from dimorder.errors import DimorderError, UsageError
+from dimorder.errors import DimorderError, UnsupportedError, UsageError
 from dimorder.quantization.calibration import ExampleFiles, calls, count_examples
 from dimorder.reading import Normalization
 
@@ -211,3 +211,39 @@ def test_a_quantised_network_is_not_quantised_again() -> None:
     made = dimorder.quantize(nn.Conv2d(3, 4, 3).eval(), [torch.ones(1, 3, 5, 7)])
     with pytest.raises(UsageError, match="quantised already"):
         dimorder.quantize(made.module, [torch.ones(1, 3, 5, 7)])
+
+
+class Named(nn.Module):
+    """Looks rows up, whose numbers may be out of the table, and takes their logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.mix = nn.Embedding(8, 5), nn.Linear(5, 4)
+        nn.init.constant_(self.rows.weight, 2.0)
+        self.rows.weight.data[7] = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self.mix(self.rows(x).log())
+        return mixed
+
+
+@pytest.mark.parametrize(
+    ("number", "found", "fix"),
+    [
+        (20, "the network raised IndexError: index out of range in self", "examples that the network takes"),
+        (
+            7,
+            "RuntimeError: torch.histc: range of .nan, nan. is not finite",
+            "of which the network makes numb",
+        ),
+    ],
+)
+def test_what_the_network_raises_is_told_from_what_an_observer_raises(
+    number: int, found: str, fix: str
+) -> None:
+    examples = [torch.tensor([1, 2, 3]), torch.tensor([1, 2, number])]
+    with pytest.raises(
+        UnsupportedError, match=f"example 1 of the calibration\n  found: {found}\n  fix: give .*{fix}"
+    ) as refused:
+        dimorder.quantize(Named().eval(), examples)
+    assert refused.value.__cause__ is not None

@@ -33,6 +33,7 @@ from dimorder.quantization.calibration import (
 )
 from dimorder.quantization.constants import without_writes_to_parts
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
+from dimorder.quantization.refusals import not_observed
 from dimorder.reading import Normalization
 from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
 from dimorder.targets import choices, find
@@ -182,10 +183,8 @@ def quantize(
             progress(StepPart("calibrating", done, total))
             try:
                 prepared(*call.args, **call.kwargs)
-            except RuntimeError as error:  # an observer's, of NaN for example
-                found = f"{type(error).__name__}: {error}".partition("\n")[0]
-                fix = "give examples of which the network makes numbers, or lower it in float"
-                raise UnsupportedError(f"example {done} of the calibration", found, fix) from error
+            except Exception as error:  # an observer's, of NaN for example, or the network's own
+                raise not_observed(done, error) from error
             if len(examples) < KEPT:
                 examples.append(call)
     progress("quantising")
