@@ -1,11 +1,14 @@
-"""Say in three lines why a network could not be observed."""
+"""Say in three lines why torchao, or a quantizer, could not take a network to integers."""
 
 from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from dimorder.errors import UnsupportedError
+from dimorder.errors import DimorderError, UnsupportedError
 
 
 def not_observed(example: int, error: Exception) -> UnsupportedError:
@@ -29,6 +32,33 @@ def _is_of_numbers(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     observes = bool(frames) and "torchao" in frames[-1].filename
     return observes and re.search(r"\bnan\b|not finite", str(error)) is not None
+
+
+@contextmanager
+def explained_by_pass(quantizer: Any) -> Iterator[None]:
+    """Raise what a quantizer's pass raises in three lines: the pass and its operator, the cause, what to do.
+
+    >>> with explained_by_pass(None):
+    ...     raise KeyError("scale")
+    Traceback (most recent call last):
+    dimorder.errors.UnsupportedError: quantizer NoneType
+      found: KeyError: 'scale'
+      fix: write the operator in other operators, or lower the network in float
+    """
+    try:
+        yield
+    except (DimorderError, ImportError):
+        raise
+    except Exception as error:  # a pass may raise anything
+        chain = [error]
+        while isinstance(cause := chain[-1].__cause__ or chain[-1].__context__, Exception):
+            chain.append(cause)
+        text = "\n".join(map(str, chain))
+        passes = re.findall(r"when running the '(\w+)' pass", text)[-1:]
+        operators = re.findall(r"While executing .*?target=(?:torch\.ops\.)?([\w.]+)", text)[-1:]
+        where = [f"quantizer {type(quantizer).__name__}", *(f"pass {name}" for name in passes), *operators]
+        fix = "write the operator in other operators, or lower the network in float"
+        raise UnsupportedError(", ".join(where), _first_line(chain[-1]), fix) from error
 
 
 def _first_line(error: Exception) -> str:
