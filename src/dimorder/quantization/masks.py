@@ -1,8 +1,8 @@
 """Keep the masks of attention from spoiling the integers of the scores.
 
 A hidden score is -∞, or lower than the others by 100, 10,000 or 3e38. One scale for it and for the scores
-makes all scores equal. So a sum of scores and masks is not quantised. Where all must be integers, the softmax
-of masked scores is written in parts: the scores, and the numbers 1 and 0 for those kept and hidden.
+makes all scores equal. So a sum of scores and masks is not quantised. The softmax of masked scores is written
+in parts if all must be integers. The parts are the scores, and the numbers 1 (kept) and 0 (hidden).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Mask:
     """Which scores are hidden.
 
     Attributes:
-        truth: truth values, or integers that are 1 for true.
-        keeps: whether a score is kept where these are true, not where they are false.
-        fill: the largest number that a hidden score becomes, or that is added to it.
+        truth: The truth values, or integers that are 1 for true.
+        keeps: Whether a score is kept where these are true, not where they are false.
+        fill: The largest number that a hidden score becomes, or that is added to it.
     """
 
     truth: Moved
