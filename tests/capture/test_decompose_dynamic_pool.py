@@ -9,6 +9,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import dimorder
+from tests.marks import require_runtime
 from tests.sizes.symbols import errors, refusal
 
 H, W = Dim("H", min=4, max=19), Dim("W", min=4, max=23)
@@ -116,3 +117,44 @@ def test_a_target_without_the_pool_refuses_windows_that_differ_between_sizes(tar
     module, x = Uneven(nn.AdaptiveMaxPool2d), torch.randn(2, 3, 8, 12)
     where, _, fix = refusal(module, x, ({2: H},), target=target)
     assert where.startswith("aten.adaptive_max_pool2d") and "replace it in the module" in fix
+
+
+class Ragged(nn.Module):
+    """Pools pictures, a single picture, lines and volumes to windows that differ between sizes."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.relu() - 0.5
+        return (
+            F.adaptive_avg_pool2d(y, (3, None)),
+            F.adaptive_avg_pool2d(y[0], (3, 2)),
+            F.adaptive_avg_pool1d(y[..., 0], 3),
+            F.adaptive_avg_pool1d(y[0, 0], 2),
+            F.adaptive_avg_pool3d(y, (None, 3, 2)),
+        )
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_means_of_windows_that_differ_between_sizes_are_matmuls_at_any_rank(target: str) -> None:
+    require_runtime(target)
+    lowered = dimorder.lower(
+        Ragged(), (torch.randn(2, 3, 8, 12),), dynamic_shapes=({2: H, 3: W},), target=target
+    )
+    assert not any("pool" in name.lower() for name in lowered.artifact.outside)
+    for height, width in SIZES:
+        assert max(errors(lowered, Ragged(), torch.randn(2, 3, height, width))) <= 1e-5
+
+
+class Logarithms(nn.Module):
+    """Pools logarithms, which are infinite where a pixel is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x.log(), (3, 2)).clamp(min=-5)
+
+
+def test_an_infinity_that_the_network_makes_stays_in_its_window() -> None:
+    """An infinity of the caller becomes NaN in each window of its channel, as docs/limits.md says."""
+    x = torch.rand(2, 3, 8, 12) + 0.5
+    lowered = dimorder.lower(Logarithms(), (x,), dynamic_shapes=({2: H, 3: W},), target="xnnpack")
+    x[0, 1, 0, 0] = 0
+    (difference,) = errors(lowered, Logarithms(), x)
+    assert difference <= 1e-5

@@ -282,32 +282,36 @@ def _interpolated(weigh: Callable[[Tensor, Any, int], Tensor]) -> Callable[..., 
 
 def _asks_pool(limits: ResizeLimits, x: Tensor, size: Sequence[Any]) -> bool:
     """Return whether the windows of a pool are even at some sizes alone, or differ between sizes."""
-    pairs = list(zip(x.shape[2:], size, strict=False))
-    fits = x.dim() == len(size) + 2 and x.dtype in FLOATS
-    small = all(isinstance(new, int) and at_most(old) * new <= _LARGEST for old, new in pairs)
-    return fits and small and not all(_is_even(*pair) for pair in pairs)
+    pairs = list(zip(x.shape[-len(size) :], size, strict=True))
+    fits = x.dtype in FLOATS and all(_is_even(*pair) or isinstance(pair[1], int) for pair in pairs)
+    uneven = [pair for pair in pairs if not _is_even(*pair)]
+    return fits and bool(uneven) and all(at_most(old) * new <= _LARGEST for old, new in uneven)
 
 
-def _is_even(old: Any, new: int) -> bool:
+def _is_even(old: Any, new: Any) -> bool:
     """Return whether a dimension is cut into equal windows at every size, or is of a fixed size."""
-    return isinstance(old, int) or new == 1 or statically_known_true(old % new == 0)
+    return isinstance(old, int) or statically_known_true(old % new == 0)
 
 
-def _pooled(x: Tensor, size: Sequence[int]) -> Any:
+def _pooled(x: Tensor, size: Sequence[Any]) -> Any:
+    if x.dim() == len(size) + 1:
+        return _pooled(x.unsqueeze(0), size).squeeze(0)
     pairs = list(zip(x.shape[2:], size, strict=True))
     y = _multiplied(x, [None if _is_even(*pair) else _windows(*pair, x.dim()) for pair in pairs])
-    return MEAN_POOL(y, size) if any(_is_even(*pair) for pair in pairs) else y
+    left = any(_is_even(old, new) and not statically_known_true(old == new) for old, new in pairs)
+    return MEAN_POOLS[len(size) - 1](y, size) if left else y
 
 
 def _windows(old: Any, new: int, rank: int) -> Tensor:
     """Return the matrix of a mean pool.
 
-    Element j is in window i if (j + 1) new > i old and j new < (i + 1) old. Each difference of these integers
-    is clamped to 0 … 1.
+    Element j is in window i if (j + 1) new > i old and j new < (i + 1) old. The lesser difference of these
+    integers is clamped to 0 … 1, times the old size. This factor makes the matrices of two sizes differ. The
+    matrix of an odd size could else be taken for the middle of a larger one, which even sizes do not have.
     """
     i, j, count = _range(new).unsqueeze(-1), _range(old), _last(old) + 1
     begun, ended = (j + 1) * float(new) - i * count, (i + 1) * count - j * float(new)
-    near = begun.clamp(0.0, 1.0) * ended.clamp(0.0, 1.0)
+    near = torch.minimum(torch.minimum(begun, ended).clamp(min=0.0) * count, count)
     return (near / near.sum(-1, keepdim=True)).view(*[1] * (rank - 2), *near.shape)
 
 
@@ -363,7 +367,11 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 _STEPS = (aten.slice.Tensor, aten.select.int)
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
 CUBIC = aten.upsample_bicubic2d.vec
-MEAN_POOL = aten.adaptive_avg_pool2d.default
+MEAN_POOLS = (
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+)
 _COEFFICIENT = -0.75  # of torch's bicubic resize
 _LARGEST = 1 << 20  # the most elements of a matrix
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
@@ -381,7 +389,7 @@ _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = Mapping
         **dict.fromkeys(_LINEAR, (_asks_linear, _interpolated(_weights))),
         CUBIC: (_asks_cubic, _interpolated(_cubic_weights)),
         aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
-        MEAN_POOL: (_asks_pool, _pooled),
+        **dict.fromkeys(MEAN_POOLS, (_asks_pool, _pooled)),
     }
 )
 RESIZES = frozenset(_RESIZES)
