@@ -143,3 +143,16 @@ def test_ethos_u85_reads_and_writes_rows() -> None:
     npu = made.artifact.npu
     assert npu is not None
     assert (made.artifact.delegates, npu.cpu_operators) == (1, 0)
+
+
+def test_integers_of_a_constant_are_read_at_computed_positions() -> None:
+    """As the types of tokens are, which RoBERTa gathers from a buffer."""
+    net = Net(
+        lambda m, x, i: (quantised(x, *ONE), m.types[:1].expand(3, 5).gather(1, i * 2 % 5)),
+        types=torch.arange(10).reshape(2, 5) % 3,
+    )
+    inputs = X, torch.tensor([[0, 3, 1], [2, 4, 4], [1, 0, 2]])
+    made = dimorder.lower(net, inputs, target="tosa", run_artifact=True)
+    assert made.verified.artifact_ran and "GATHER" in inspect_tosa(made.artifact.data).operators
+    _, got = made.artifact.run([made.contract.inputs[0].quantized(X), inputs[1]])
+    assert torch.equal(got.long(), net(*inputs)[1])

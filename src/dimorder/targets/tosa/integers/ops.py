@@ -19,6 +19,7 @@ from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa import division, logic
+from dimorder.targets.tosa import indices as plain_indices
 from dimorder.targets.tosa import pointwise as plain_pointwise
 from dimorder.targets.tosa import reductions as plain_reductions
 from dimorder.targets.tosa.integers import indices, moves, pointwise, products, reductions, resize
@@ -105,6 +106,7 @@ _PLAIN: Mapping[Any, Row] = MappingProxyType(
         **{target: plain_pointwise.ROWS[target] for target in _ARITHMETIC},
         **{target: division.ROWS[target] for target in _QUOTIENTS},
         **{target: plain_reductions.ROWS[target] for target in _REDUCTIONS},
+        aten.embedding.default: plain_indices.ROWS[aten.embedding.default],
         aten.argmax.default: Row(plain_reductions.ROWS[aten.argmax.default].build, lambda a: _ARGMAX),
     }
 )
