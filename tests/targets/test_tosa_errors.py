@@ -118,11 +118,11 @@ OPERATORS: dict[str, Case] = {
         "a shift by computed places",
     ),
     "shift, far": (
-        lambda x: x >> 40,
+        lambda x: x << 40,
         (torch.arange(5),),
         (),
-        "aten.bitwise_right_shift.Tensor",
-        "a shift by other places than 0 to 31",
+        "aten.bitwise_left_shift.Tensor",
+        "int64 to the left by over 31 places",
     ),
     "type, arithmetic on narrow integers": (
         lambda x: x + x,

@@ -10,13 +10,12 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of, bound, drop_meta, set_meta
-from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
 
 _PADS = (aten.pad.default, aten.constant_pad_nd.default)
+_MAXIMA = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _HUGE = 1e30  # Arm's passes replace infinities, and the limits of float32, by 255
 
 
@@ -41,7 +40,7 @@ def share_ranges(model: GraphModule) -> None:
         spec = SharedQuantizationSpec(source)
         if fill == 0 and Q_ANNOTATION_KEY not in pad.meta:
             set_meta(pad, Q_ANNOTATION_KEY, QuantizationAnnotation({source: spec}, spec, _annotated=True))
-        elif abs(fill) >= _HUGE and all(elements_of(user.target) is Elements.SELECTS for user in pad.users):
+        elif abs(fill) >= _HUGE and all(user.target in _MAXIMA for user in pad.users):
             drop_meta(pad, Q_ANNOTATION_KEY)
             for reader in pad.users:
                 _share_with(reader, pad, spec)

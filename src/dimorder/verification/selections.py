@@ -5,7 +5,9 @@ these places. So the network's results are computed with the program's places. T
 be the best ones, within the tolerance.
 
 A rounding may also move an element across a step, such as 0.5 for `round` and 0 for `x > 0`. The network then
-takes the program's side, if the element is as near to the step as the tolerance.
+takes the program's side. This must be exactly the side of the program's own operand, and that operand must be
+the network's within the tolerance. If the program has no such operand, the network's must be as near to the
+step as the tolerance.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import add_outputs
+from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import RESULT, bound, operator_at, origin_of
+from dimorder.graph.nodes import RESULT, bound, is_getitem, operator_at, origin_of
 from dimorder.ops.problem_map import BufferInfo
+from dimorder.verification.relative_error import relative_error
 
 aten = torch.ops.aten
 
@@ -47,6 +52,7 @@ _PLACES: Mapping[Any, int | None] = MappingProxyType(
         aten.argmin.default: None,
     }
 )
+Result: TypeAlias = "tuple[str, int | None]"  # a call, and which of its results; None is the only one
 _ULPS = 1e-6
 _CASTS = (aten._to_copy.default, aten.to.dtype)
 _COMPARISONS = (aten.gt, aten.ge, aten.lt, aten.le)
@@ -67,15 +73,17 @@ class Selections:
     Attributes:
         program: The physical program.
         contract: Its contract.
-        sources: For each further output the name of the exported program's call that selects, the buffer,
-            and the order of the buffer's axes.
-        selected: The further outputs of the last run, by the names of these calls, as they lie in memory.
+        sources: For each further output the result that it is: of a call that selects, or the operand of a
+            step. Then the buffer, and the order of the buffer's axes.
+        equal: For each call the first one that computes the same.
+        selected: The further outputs of the last run, as they lie in memory.
     """
 
     program: ExportedProgram
     contract: Contract
-    sources: Sequence[tuple[str, BufferInfo, Sequence[int]]]
-    selected: dict[str, Tensor] = field(default_factory=dict)
+    sources: Sequence[tuple[Result, BufferInfo, Sequence[int]]]
+    equal: Mapping[str, str]
+    selected: dict[Result, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -92,22 +100,29 @@ class Selections:
             buffers: its buffers.
             network: the graph of the network, which writes to nothing.
         """
-        results = {(node.name, _PLACES.get(node.target)) for node in _selecting_calls(network)}
-        found: dict[int, tuple[Node, str]] = {}
+        calls, equal = list(_selecting_calls(network)), _equal_calls(network)
+        selecting = {(equal[node.name], _PLACES.get(node.target)) for node in calls}
+        steps = [node for node in calls if node.target in _STEPS]
+        operands = {_result(each, equal) for node in steps for each in node.all_input_nodes}
+        found: dict[Result, Node] = {}
         for node in physical.graph.nodes:
             origin = origin_of(node)
-            result = buffers[origin["buffer"]].root.meta.get(RESULT) if "buffer" in origin else None
-            if result in results:
-                found.setdefault(origin["buffer"], (node, result[0]))
-        if not found or contract.state:
+            meta = buffers[origin["buffer"]].root.meta if "buffer" in origin else {}
+            name, index = meta.get(RESULT) or ("", None)
+            result = (equal.get(name, ""), index)
+            if result in selecting or result in operands:
+                found.setdefault(result, node)
+        if not selecting.intersection(found) or contract.state:
             return None
-        nodes = [node for node, _ in found.values()]
         specs = [
-            TensorSpec.row_major(f"selected_by_{name}", node.meta["val"]) for node, name in found.values()
+            TensorSpec.row_major(f"selected_{i}", node.meta["val"]) for i, node in enumerate(found.values())
         ]
-        sources = [(name, buffers[i], origin_of(node)["order"]) for i, (node, name) in found.items()]
+        sources = [
+            (result, buffers[origin_of(node)["buffer"]], origin_of(node)["order"])
+            for result, node in found.items()
+        ]
         more = replace(contract, outputs=(*contract.outputs, *specs))
-        return Selections(add_outputs(physical, nodes), more, sources)
+        return Selections(add_outputs(physical, list(found.values())), more, sources, equal)
 
     def record(self, run: Compute) -> Compute:
         """Return a run of the program as a run that returns the network's outputs, and keeps the others."""
@@ -115,8 +130,8 @@ class Selections:
         def recorded(inputs: Sequence[Tensor]) -> list[Tensor]:
             results = run(inputs)
             count = len(results) - len(self.sources)
-            names = (name for name, _, _ in self.sources)
-            self.selected.update(zip(names, results[count:], strict=True))
+            found = (result for result, _, _ in self.sources)
+            self.selected.update(zip(found, results[count:], strict=True))
             return results[:count]
 
         return recorded
@@ -128,9 +143,10 @@ class Selections:
         these steps. It is relative to the largest of these.
         """
         selected = {
-            name: partial(buffer.logical, self.selected[name], order) for name, buffer, order in self.sources
+            result: partial(buffer.logical, self.selected[result], order)
+            for result, buffer, order in self.sources
         }
-        return lambda module: _FollowingRun(numerics(module), selected, tolerance)
+        return lambda module: _FollowingRun(numerics(module), selected, self.equal, tolerance)
 
 
 def selects(network: Graph) -> bool:
@@ -149,14 +165,35 @@ def _selecting_calls(network: Graph) -> Iterator[Node]:
                 yield node
 
 
+def _equal_calls(network: Graph) -> dict[str, str]:
+    """Return for each node of a graph the first one that computes the same."""
+    equal: dict[str, str] = {}
+    firsts: dict[str, str] = {}
+    for node in network.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: equal[each.name])
+        key = node.name if node.op != "call_function" else f"{node.target} {args} {kwargs}"
+        equal[node.name] = firsts.setdefault(key, node.name)
+    return equal
+
+
+def _result(node: Node, equal: Mapping[str, str]) -> Result:
+    """Return of which call a node is a result, and which result."""
+    name, index = (str(node.args[0]), node.args[1]) if is_getitem(node) else (node.name, None)
+    return equal[name], index  # type: ignore[return-value]
+
+
 class _FollowingRun(GraphRun):
     """Another run, in which some calls select what is given: for each a function of the result's shape."""
 
     def __init__(
-        self, inner: GraphRun, selected: Mapping[str, Callable[..., Tensor | None]], tolerance: float | None
+        self,
+        inner: GraphRun,
+        selected: Mapping[Result, Callable[..., Tensor | None]],
+        equal: Mapping[str, str],
+        tolerance: float | None,
     ) -> None:
         super().__init__(inner.module)
-        self.inner, self.selected, self.tolerance = inner, selected, tolerance
+        self.inner, self.selected, self.equal, self.tolerance = inner, selected, equal, tolerance
 
     def constant(self, value: Any, readers: Iterable[Any] = ()) -> Any:
         return self.inner.constant(value, readers)
@@ -166,18 +203,37 @@ class _FollowingRun(GraphRun):
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         result = self.inner.result(node, operands, result)
-        if node.name not in self.selected:
+        if node.target not in _PLACES and node.target not in _STEPS:
             return result
+        given = self.selected.get((self.equal[node.name], _PLACES.get(node.target)))
         own = result if _PLACES.get(node.target) is None else result[1]
-        selected = self.selected[node.name](own.shape)
-        if selected is None:  # the program selects along another dimension
+        selected = None if given is None else given(own.shape)
+        if selected is None:  # the program selects nothing here, or along another dimension
             return result
         args, kwargs = arguments(node, operands)
         if node.target in _STEPS:
-            if self.tolerance is not None:
+            theirs = self._programs_operands(operands)
+            if theirs is not None:
+                their_args, _ = arguments(node, theirs)
+                if self.tolerance is not None:
+                    _require_own_steps(node, args, their_args, kwargs, selected, own)
+                    _require_operands(node, args, their_args, self.tolerance)
+            elif self.tolerance is not None:
                 _require_steps(node, args, kwargs, selected, own, self.tolerance)
             return selected.to(own.dtype)
         return self._with_places(node, bound(node.target, args, kwargs), own, selected.to(torch.int64))
+
+    def _programs_operands(self, operands: Mapping[Node, Any]) -> Mapping[Node, Any] | None:
+        """Return the operands that the program has, with constants and inputs; None if one is missing."""
+        found = dict(operands)
+        for node, value in operands.items():
+            if node.op == "call_function":
+                given = self.selected.get(_result(node, self.equal))
+                theirs = None if given is None else given(value.shape)
+                if theirs is None:
+                    return None
+                found[node] = theirs
+        return found
 
     def _with_places(self, node: Node, given: Mapping[str, Any], own: Tensor, places: Tensor) -> Any:
         """Return the result of a call with the places that the program selects, if these are the best."""
@@ -207,17 +263,59 @@ def _require_steps(
     node: Node, args: Sequence[Any], kwargs: Any, selected: Tensor, own: Tensor, tolerance: float
 ) -> None:
     """Check that results of steps are those of elements that differ by the tolerance at most."""
-    target: Any = node.target
+    reach = torch.tensor(tolerance * max(map(_largest, args), default=0.0))
+    if not bool((_is_between(node.target, args, kwargs, selected, reach) | _are_same(selected, own)).all()):
+        raise _wrong(node, "its result differs, and its operand is not near a step")
+
+
+def _require_own_steps(
+    node: Node, args: Sequence[Any], theirs: Sequence[Any], kwargs: Any, selected: Tensor, own: Tensor
+) -> None:
+    """Check that results of steps are exactly those of the program's operands, `theirs`.
+
+    A program may compute a step from a wider number than the one that it stores, of half precision.
+    """
+    wanted = node.target(*theirs, **kwargs)  # type: ignore[operator]
+    off = (selected.double() - wanted.double()).abs()
+    is_right = _are_same(selected, wanted) | _are_same(selected, own) | (off <= _ULPS * wanted.double().abs())
+    x, stored = args[0], theirs[0]
+    if stored.dtype in HALVES or stored.dtype != x.dtype:
+        reach = torch.finfo(stored.dtype).eps * stored.abs()
+        is_right = is_right | _is_between(node.target, theirs, kwargs, selected, reach)
+    if not bool(is_right.all()):
+        raise _wrong(node, "its result is not that of its operand")
+
+
+def _require_operands(node: Node, args: Sequence[Any], theirs: Sequence[Any], tolerance: float) -> None:
+    """Check that the program's operands are those of the network, within the tolerance."""
+    for x, y in zip(args, theirs, strict=True):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            error = relative_error(y.to(x.dtype), x)
+            if not error <= tolerance:
+                raise _wrong(node, f"its operand is off by {error:.2e}")
+
+
+def _is_between(target: Any, args: Sequence[Any], kwargs: Any, selected: Tensor, reach: Tensor) -> Tensor:
+    """Return where results of steps lie between those of operands that are lower and higher by `reach`."""
     x, *others = args
-    sizes = [each[each.isfinite()].abs() for each in args if isinstance(each, Tensor)]
-    reach = tolerance * max((float(size.max()) for size in sizes if size.numel()), default=0.0)
     below, above = (target(x + shift, *others, **kwargs).double() for shift in (-reach, reach))
     given, slack = selected.double(), _ULPS * below.abs()  # of tenths, which are rounded themselves
-    is_between = (torch.minimum(below, above) - slack <= given) & (
-        given <= torch.maximum(below, above) + slack
-    )
-    if not bool((is_between | (selected == own) | (selected.isnan() & own.isnan())).all()):
-        raise _wrong(node, "its result differs, and its operand is not near a step")
+    low, high = torch.minimum(below, above) - slack, torch.maximum(below, above) + slack
+    is_between: Tensor = (low <= given) & (given <= high)
+    return is_between
+
+
+def _are_same(x: Tensor, y: Tensor) -> Tensor:
+    same: Tensor = (x == y) | (x.isnan() & y.isnan())
+    return same
+
+
+def _largest(operand: Any) -> float:
+    """Return the largest finite magnitude of an operand of floats, or 0."""
+    if not isinstance(operand, Tensor) or not operand.is_floating_point():
+        return 0.0
+    finite = operand[operand.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _require_best(node: Node, chosen: Tensor, best: Tensor, scores: Tensor, tolerance: float) -> None:
