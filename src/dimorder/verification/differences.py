@@ -26,7 +26,7 @@ class Origin(NamedTuple):
     quanta: Tensor
     quantum: float = 1.0
     unsure: Tensor | bool = False
-    margin: float = 0.0
+    margin: float | Tensor = 0.0
 
     @property
     def choices(self) -> Tensor:

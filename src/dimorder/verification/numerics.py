@@ -195,7 +195,7 @@ class Float64Run(GraphRun):
         module: Module,
         forced: Mapping[str, Tensor] | None = None,
         seed: int | None = None,
-        margins: Mapping[str, float] = MappingProxyType({}),
+        margins: Mapping[str, float | Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__(module)
         self.forced, self.margins = forced or {}, margins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from dimorder.verification.numerics import Float64Run, NoisyRun
 from dimorder.verification.reference import HALF_FACTOR
 from dimorder.verification.relative_error import error_in_float64
 
+_DRAWS = 4  # of noise
 _MOST_OF_BIAS = 0.05  # quanta that the rounding of a bias may explain
 
 
@@ -39,11 +41,11 @@ class RoundingErrors:
     """How far roundings may move a program's values.
 
     Attributes:
-        read: For each quantize, by name: how far what it reads may be off.
+        read: For each quantize, by name: how far what it reads may be off, in all elements or in each.
         outputs: The relative errors that outputs of floats may have.
     """
 
-    read: Mapping[str, float] = field(default_factory=dict)
+    read: Mapping[str, float | Tensor] = field(default_factory=dict)
     outputs: Sequence[float] = ()
 
 
@@ -59,7 +61,7 @@ class QuantizedValues:
 
     values: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
-    margins: Mapping[str, float]
+    margins: Mapping[str, float | Tensor]
 
 
 def record_quantized(
@@ -89,13 +91,13 @@ def record_quantized(
     return QuantizedValues(values, after, margins)
 
 
-def bias_margins(captured: GraphModule) -> dict[str, float]:
+def bias_margins(captured: GraphModule) -> dict[str, float | Tensor]:
     """Return how far a rounded bias may move what a node quantizes, by the node's name.
 
     In the normal form the bias of a product of quantized values is a multiple of its scale. A few values may
     be the products of a whole channel, and then one that is near a half is off in many places.
     """
-    margins = {}
+    margins: dict[str, float | Tensor] = {}
     for node in captured.graph.find_nodes(op="call_function", target=QUANTIZE):
         product, quantum = node.all_input_nodes[0], node.args[1]
         while elements_of(product.target) is Elements.CLAMPS:
@@ -136,21 +138,24 @@ def rounding_errors(
         integers: what its quantize nodes give, by their names.
         state: its buffers' values before the call, if they are not those of the program.
         half_sums: whether sums may be kept in float16.
-        noisy: whether each float is moved by as much as float32 rounds a long sum.
+        noisy: whether each float is moved by as much as float32 rounds a long sum. Each element then has an
+            error of its own: one channel may amplify what others do not.
     """
     if not (noisy or any(map(is_half, program.graph.nodes))):
         return RoundingErrors()
     wide = _WideRun(_with_state(program, state), integers)
     exact = wide.tensors(*inputs)
-    read, outputs = dict[str, float](), [0.0] * len(exact)
+    read, outputs = dict[str, Tensor](), [0.0] * len(exact)
     modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
-    for mode in modes:
-        narrow = (_NoisyQuantizedRun if noisy else _QuantizedRun)(_with_state(program, state), integers)
+    for mode, seed in itertools.product(modes, range(_DRAWS if noisy else 1)):
+        own = _with_state(program, state)
+        narrow = _NoisyQuantizedRun(own, integers, seed) if noisy else _QuantizedRun(own, integers)
         with mode:
             found = narrow.tensors(*inputs)
         for name, value in narrow.read.items():
             off = (value.double() - wide.read[name].double()).abs().nan_to_num(0.0, 0.0)
-            read[name] = max(read.get(name, 0.0), HALF_FACTOR * float(off.max()))
+            margin = HALF_FACTOR * (off if noisy else off.max())
+            read[name] = torch.maximum(read[name], margin) if name in read else margin
         for i, (value, wanted) in enumerate(zip(found, exact, strict=True)):
             if value.is_floating_point():  # also float32 that is computed from half precision
                 outputs[i] = max(outputs[i], HALF_FACTOR * error_in_float64(value, wanted))
@@ -198,9 +203,9 @@ class _QuantizedRun(_ReadRun):
 class _NoisyQuantizedRun(_QuantizedRun, NoisyRun):
     """Such a run with noise in each float, as of XNNPACK's sums of thousands of elements."""
 
-    def __init__(self, module: Module, forced: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: Module, forced: Mapping[str, Tensor], seed: int) -> None:
         super().__init__(module, forced)
-        self.roundings = 16
+        self.roundings, self.generator = 16, torch.Generator().manual_seed(seed)
 
 
 class _WideRun(_ReadRun, Float64Run):

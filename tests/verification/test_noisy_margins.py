@@ -1,0 +1,37 @@
+"""Test that a channel which amplifies roundings excuses no other channel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("executorch")
+
+import dimorder
+from dimorder.graph.exported import graph_with_tensors
+from dimorder.graph.nodes import args_of
+from dimorder.verification.quantized_values import _QuantizedRun, rounding_errors
+
+
+def test_each_element_has_a_margin_of_its_own() -> None:
+    """Channel 3 is 100 everywhere, so its norm divides roundings by nearly 0."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(8, 8), nn.ReLU(), nn.Conv2d(8, 6, 3)
+    ).eval()
+    with torch.no_grad():
+        net[0].weight[3], net[0].bias[3] = 0.0, 100.0
+    x = torch.randn(1, 3, 10, 9)
+    quantized = dimorder.quantize(net, [x, x * 0.9], target="xnnpack")
+    program = torch.export.export(quantized.module, (x,))
+    run = _QuantizedRun(graph_with_tensors(program))
+    run.run(x)
+    margins = rounding_errors(program, (x,), run.quantized, noisy=True).read
+    norm = next(n for n in program.graph.nodes if "relu" in str(n.target))
+    (quantize,) = norm.users
+    margin = margins[quantize.name]
+    assert isinstance(margin, Tensor)
+    in_quanta = margin / args_of(quantize)[1]
+    others = torch.cat([in_quanta[:, :3], in_quanta[:, 4:]], 1)
+    assert float(in_quanta[:, 3].max()) > 1 > 100 * float(others.max())
