@@ -147,9 +147,9 @@ def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = 
                     found = n.write(aten.slice.Tensor, found, d, 0, size)
                 return found
     repeated = _repeated_row(x, dim) if len(shape_of(index)) > 1 else None
-    if repeated is not None and bool((repeated == repeated[0]).all()):
-        return repeated[0].expand(shape_of(index)).contiguous()
     if repeated is not None:
+        if bool((repeated == repeated[0]).all()):
+            return repeated[0].expand(shape_of(index)).contiguous()
         return view(n, n.write(aten.embedding.default, repeated.unsqueeze(1), index), shape_of(index))
     return n.emit(aten.gather.default, x, dim, index)
 

@@ -63,12 +63,13 @@ def without_writes_to_parts(exported: ExportedProgram) -> ExportedProgram:
 
 def _root(node: Node) -> Node:
     """Return the value of which a call gives a view, or which it writes, through all such calls."""
-    while node.op == "call_function" and _shares_elements(node) and isinstance(node.args[0], Node):
+    while node.op == "call_function" and shares_elements(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
 
 
-def _shares_elements(node: Node) -> bool:
+def shares_elements(node: Node) -> bool:
+    """Return whether a call gives a view of an operand, or the operand that it writes."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(each.alias_info is not None for each in schema.returns)
 

@@ -105,7 +105,8 @@ class _Ranges(GraphRun):
         self.found: dict[Node, tuple[float, float]] = {}
 
     def result(self, node: Node, operands: Any, result: Any) -> Any:
-        for each, value in ((node, result), *operands.items()):  # an operand may be an input
+        inputs = ((each, value) for each, value in operands.items() if each.op == "placeholder")
+        for each, value in ((node, result), *inputs):
             if each in self.wanted:
                 low, high = self.found.get(each, (math.inf, -math.inf))
                 self.found[each] = (min(low, float(value.min())), max(high, float(value.max())))

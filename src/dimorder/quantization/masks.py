@@ -49,6 +49,10 @@ class Moved:
     value: Node | Tensor
     path: tuple[Node, ...] = ()
 
+    def moved(self, move: Node) -> Moved:
+        """Return the value after one more move."""
+        return replace(self, path=(*self.path, move))
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -81,11 +85,9 @@ class MaskedScores:
         return replace(self, calls=self.calls | {call}) if self.masks else self
 
     def moved(self, move: Node) -> MaskedScores:
-        def add(each: Moved) -> Moved:
-            return replace(each, path=(*each.path, move))
-
-        masks = tuple(replace(mask, truth=add(mask.truth)) for mask in self.masks)
-        return MaskedScores(tuple(map(add, self.scores)), masks, self.calls | {move})
+        scores = tuple(score.moved(move) for score in self.scores)
+        masks = tuple(replace(mask, truth=mask.truth.moved(move)) for mask in self.masks)
+        return MaskedScores(scores, masks, self.calls | {move})
 
 
 class Masks:
@@ -162,7 +164,7 @@ class Masks:
         """Return the truth values of which a value is 1 minus their numbers, or None."""
         if _is_move(value):
             source = self._complement(args_of(value)[0])
-            return None if source is None else replace(source, path=(*source.path, value))
+            return None if source is None else source.moved(value)
         if value.target in (aten.rsub.Scalar, aten.rsub.Tensor):
             other, one, *_ = args_of(value)
         elif value.target is aten.sub.Tensor:
@@ -179,7 +181,7 @@ class Masks:
             return Moved(value)
         if _is_move(value):
             source = self._truth(args_of(value)[0])
-            return None if source is None else replace(source, path=(*source.path, value))
+            return None if source is None else source.moved(value)
         return self._truth(args_of(value)[0]) if value.target in _CASTS else None
 
     def _number(self, value: Any) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ _HUGE = 1e30  # Arm's passes replace infinities, and the limits of float32, by 2
 
 def write_huge_fills(model: GraphModule) -> None:
     """Pad with a huge number, not with an infinity, in place. After it, all integers saturate alike."""
-    for node in _pads(model):
-        given = bound(node.target, node.args, node.kwargs)
+    for node, given in _pads(model):
         if math.isinf(given["value"] or 0):
             names = ("self", "pad", *(["mode"] if "mode" in given else []))
             node.args = (*(given[name] for name in names), math.copysign(_HUGE, given["value"]))
@@ -31,8 +31,8 @@ def write_huge_fills(model: GraphModule) -> None:
 
 def share_ranges(model: GraphModule) -> None:
     """Let values that are padded share the range of what is padded, in place, if that is observed."""
-    for pad in _pads(model):
-        fill = bound(pad.target, pad.args, pad.kwargs)["value"] or 0
+    for pad, given in _pads(model):
+        fill = given["value"] or 0
         source: Node = args_of(pad)[0]
         observed = source.meta.get(Q_ANNOTATION_KEY)
         if observed is None or observed.output_qspec is None:
@@ -46,14 +46,12 @@ def share_ranges(model: GraphModule) -> None:
                 _share_with(reader, pad, spec)
 
 
-def _pads(model: GraphModule) -> list[Node]:
-    """Return the calls that pad with a constant."""
-    found = [node for node in model.graph.nodes if node.target in _PADS]
-    return [node for node in found if _mode(node) == "constant"]
-
-
-def _mode(pad: Node) -> Any:
-    return bound(pad.target, pad.args, pad.kwargs).get("mode", "constant")
+def _pads(model: GraphModule) -> Iterator[tuple[Node, dict[str, Any]]]:
+    """Yield the calls that pad with a constant, with their arguments."""
+    for node in model.graph.nodes:
+        given = bound(node.target, node.args, node.kwargs) if node.target in _PADS else None
+        if given is not None and given.get("mode", "constant") == "constant":
+            yield node, given
 
 
 def _share_with(reader: Node, pad: Node, spec: SharedQuantizationSpec) -> None:

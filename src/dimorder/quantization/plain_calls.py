@@ -10,10 +10,11 @@ from operator import attrgetter
 
 import torch
 from torch._C import DispatchKey
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, set_value, tensor_of
-from dimorder.quantization.constants import constant_nodes
+from dimorder.quantization.constants import constant_nodes, shares_elements
 
 aten = torch.ops.aten
 
@@ -65,8 +66,7 @@ def _split_sum(node: Node) -> None:
 def _is_alone(node: Node) -> bool:
     """Return whether a call alone reads the value that it changes in place, which shares no elements."""
     (source, *_), users = args_of(node), args_of(node)[0].users
-    schema = getattr(source.target, "_schema", None)
-    if len(users) > 1 or schema is None or any(each.alias_info for each in schema.returns):
+    if len(users) > 1 or not isinstance(source.target, OpOverload) or shares_elements(source):
         return False
     # Those in torch's other operators may return an operand, as dropout does.
     composite = source.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)

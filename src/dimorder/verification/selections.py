@@ -212,16 +212,23 @@ class _FollowingRun(GraphRun):
             return result
         args, kwargs = arguments(node, operands)
         if node.target in _STEPS:
-            theirs = self._programs_operands(operands)
-            if theirs is not None:
-                their_args, _ = arguments(node, theirs)
-                if self.tolerance is not None:
-                    _require_own_steps(node, args, their_args, kwargs, selected, own)
-                    _require_operands(node, args, their_args, self.tolerance)
-            elif self.tolerance is not None:
-                _require_steps(node, args, kwargs, selected, own, self.tolerance)
+            if self.tolerance is not None:
+                self._require_side(node, operands, selected, own, self.tolerance)
             return selected.to(own.dtype)
         return self._with_places(node, bound(node.target, args, kwargs), own, selected.to(torch.int64))
+
+    def _require_side(
+        self, node: Node, operands: Mapping[Node, Any], selected: Tensor, own: Tensor, tolerance: float
+    ) -> None:
+        """Check the program's results of a step by its own operands, or by the network's if it has none."""
+        args, kwargs = arguments(node, operands)
+        theirs = self._programs_operands(operands)
+        if theirs is None:
+            _require_steps(node, args, kwargs, selected, own, tolerance)
+            return
+        their_args, _ = arguments(node, theirs)
+        _require_own_steps(node, args, their_args, kwargs, selected, own)
+        _require_operands(node, args, their_args, tolerance)
 
     def _programs_operands(self, operands: Mapping[Node, Any]) -> Mapping[Node, Any] | None:
         """Return the operands that the program has, with constants and inputs; None if one is missing."""
@@ -324,9 +331,7 @@ def _require_best(node: Node, chosen: Tensor, best: Tensor, scores: Tensor, tole
         if not torch.equal(chosen, best):
             raise _wrong(node, "it selects integers that are not the best ones")
         return
-    equal = (chosen == best) | (chosen.isnan() & best.isnan())
-    finite = scores[scores.isfinite()].abs()
-    scale = float(finite.max()) if finite.numel() else 0.0
+    equal, scale = _are_same(chosen, best), _largest(scores)
     off = float((chosen - best)[~equal].abs().max()) if not equal.all() else 0.0
     if not off <= tolerance * scale:
         raise _wrong(node, f"it selects scores that are off from the best ones by {off / (scale or 1):.2e}")
