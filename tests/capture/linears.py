@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dimorder.capture import check_captured
 from dimorder.capture.captured import Captured, capture
-from dimorder.capture.rewrite_linears import rewrite_linears
+from dimorder.capture.rewrite_linears import LinearLimits, rewrite_linears
 from dimorder.lowered import Lowered
 from dimorder.verification.relative_error import relative_error
 
@@ -43,7 +43,7 @@ def rewritten(model: nn.Module, *args: Tensor, cuts: bool = True) -> tuple[Captu
     """A network in normal form, before and after, which are held to the same numbers."""
     torch.manual_seed(0)
     before = capture(model.eval(), args)
-    (after,) = rewrite_linears([before], 16 if cuts else None)
+    (after,) = rewrite_linears([before], LinearLimits(16 if cuts else None))
     assert list(check_captured.captured_faults(after)) == []
     with torch.no_grad():
         pairs = zip(after.module(*args), before.module(*args), strict=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.capture.captured import capture
-from dimorder.capture.rewrite_linears import rewrite_linears
+from dimorder.capture.rewrite_linears import LinearLimits, rewrite_linears
 from dimorder.graph.quantized import Scaled
 from tests.capture.linears import aten, batch_norm, heads, norm, operators, rewritten, values
 from tests.small_networks import Net
@@ -176,7 +176,7 @@ KEPT: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 def test_a_weight_stays_as_it_is_where_there_is(name):
     model, shape = KEPT[name]
     before = capture(model.eval(), (values(*shape),))
-    (after,) = rewrite_linears([before], 16)
+    (after,) = rewrite_linears([before], LinearLimits(16))
     assert operators(after) == operators(before)
     assert {name: id(t) for name, t in after.module.named_buffers()} == {
         name: id(t) for name, t in before.module.named_buffers()
@@ -186,7 +186,7 @@ def test_a_weight_stays_as_it_is_where_there_is(name):
 def test_embeddings_that_are_a_linear_too_stay_one_constant():
     tied = Net(lambda m, ids: F.linear(m.n(m.e(ids)), m.e.weight) * 0.5, e=nn.Embedding(9, 5), n=norm(5))
     before = capture(tied.eval(), (torch.arange(6).reshape(2, 3),))
-    (after,) = rewrite_linears([before], 16)
+    (after,) = rewrite_linears([before], LinearLimits(16))
     assert operators(after) == operators(before) and after.constant_bytes == before.constant_bytes
 
 
@@ -195,7 +195,7 @@ def test_half_precision_stays_as_it_is(dtype):
     net = Net(lambda m, x: m.b(m.n(x)) * 0.3 + m.a(x).chunk(2, -1)[0], a=nn.Linear(5, 64), b=nn.Linear(5, 32))
     net.n = norm(5)
     before = capture(net.to(dtype).eval(), (values(2, 5).to(dtype),))
-    assert operators(rewrite_linears([before], 16)[0]) == operators(before)
+    assert operators(rewrite_linears([before], LinearLimits(16))[0]) == operators(before)
 
 
 def test_weights_of_integers_stay_as_they_are():
@@ -210,7 +210,7 @@ def test_weights_of_integers_stay_as_they_are():
 
     before = capture(OfIntegers(), (values(2, 5),))
     assert any(isinstance(t, Scaled) for t in before.module.buffers())
-    (after,) = rewrite_linears([before], 16)
+    (after,) = rewrite_linears([before], LinearLimits(16))
     assert operators(after) == operators(before) and any(
         isinstance(t, Scaled) for t in after.module.buffers()
     )
@@ -220,7 +220,9 @@ def test_what_a_size_decides_stays_as_it_is_for_all_sizes():
     """A number that is another one for each size cannot be in one weight."""
     model = Net(lambda m, x: m.a(x) * (1.0 / x.shape[1]), a=nn.Linear(5, 7)).eval()
     programs = [capture(model, (values(2, size, 5),)) for size in (3, 4)]
-    assert [operators(each) for each in rewrite_linears(programs, 16)] == [["linear", "mul"]] * 2
+    assert [operators(each) for each in rewrite_linears(programs, LinearLimits(16))] == [
+        ["linear", "mul"]
+    ] * 2
 
 
 def test_sizes_that_are_the_number_of_features_change_nothing() -> None:

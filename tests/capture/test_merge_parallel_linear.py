@@ -64,7 +64,7 @@ ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 def products(net: Net, x: Tensor) -> tuple[int, int]:
     """How many products a network has with all in weights, and how many calls; its numbers must stay."""
-    (program,) = rewrite_linears([capture(net, (x,))], None)
+    (program,) = rewrite_linears([capture(net, (x,))])
     called = Counter(str(node.target) for node in program.nodes if node.op == "call_function")
     torch.testing.assert_close(program.module(x)[0], net(x), rtol=1e-4, atol=1e-4)
     return called["aten.convolution.default"] + called["aten.linear.default"], called.total()

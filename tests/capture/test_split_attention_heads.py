@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 import dimorder
 from dimorder.capture import check_captured
 from dimorder.capture.captured import Captured, capture
-from dimorder.capture.rewrite_linears import rewrite_linears
+from dimorder.capture.rewrite_linears import LinearLimits, rewrite_linears
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.verification.relative_error import relative_error
@@ -70,7 +70,7 @@ def clamped(scores: Tensor) -> Tensor:
 def rewritten(model: nn.Module, *args: Tensor) -> Captured:
     """A network in normal form with heads apart, held to its numbers before."""
     before = capture(model.eval(), args)
-    (after,) = rewrite_linears([before], 16, HeadLimits(32, 32))
+    (after,) = rewrite_linears([before], LinearLimits(16, HeadLimits(32, 32)))
     assert list(check_captured.captured_faults(after)) == []
     with torch.no_grad():
         pairs = zip(after.module(*args), before.module(*args), strict=True)

@@ -11,7 +11,8 @@ from torch import nn
 from dimorder.capture import captured
 from dimorder.capture.captured import capture
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
-from dimorder.capture.rewrite_linears import linear_passes
+from dimorder.capture.rewrite_linears import LinearLimits, linear_passes
+from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.errors import StageError
 from dimorder.graph import passes
 from dimorder.graph.passes import Pass, run_passes
@@ -68,5 +69,12 @@ def test_capture_runs_its_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_pass_has_a_name_of_its_own() -> None:
-    names = [each.name for each in (*EXPORTED_PASSES, *GRAPH_PASSES, *linear_passes(True, True, frozenset()))]
+    names = [
+        each.name
+        for each in (
+            *EXPORTED_PASSES,
+            *GRAPH_PASSES,
+            *linear_passes(LinearLimits(16, HeadLimits(32, 32)), frozenset()),
+        )
+    ]
     assert len(names) == len(set(names)) == 14

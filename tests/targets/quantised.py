@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pytest
 
 # What the plan of a quantised network is held to: integers have no products with a matrix for each head.
-NOT_BY_HEADS = replace(XNNPACK, capabilities=replace(XNNPACK.capabilities, heads=None))
+SPLIT = replace(XNNPACK.capabilities.linears, heads=None)
+NOT_BY_HEADS = replace(XNNPACK, capabilities=replace(XNNPACK.capabilities, linears=SPLIT))
 INT8, UINT8, INT16 = (-128, 127, torch.int8), (0, 255, torch.uint8), (-32767, 32767, torch.int16)
 Integers = tuple[int, int, torch.dtype]
 

@@ -6,7 +6,7 @@ Heads of attention are split and merged in quantized networks too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,10 +24,23 @@ from dimorder.graph.passes import Pass, run_passes
 from dimorder.ops.quantization import is_quantized
 
 
+@dataclass(frozen=True)
+class LinearLimits:
+    """The linears for which a target is faster with several operators than with one.
+
+    Attributes:
+        split_channels: The fewest channels per slice for which a linear whose result is only sliced is
+            split into one linear per slice. None means that a slice takes no time.
+        heads: The attention heads for which a matmul per head is as fast as one matmul of all channels.
+    """
+
+    split_channels: int | None = None
+    heads: HeadLimits | None = None
+
+
 def rewrite_linears(
     programs: Sequence[Captured],
-    fewest: int | None,
-    heads: HeadLimits | None = None,
+    limits: LinearLimits = LinearLimits(),
     varying: Sequence[frozenset[int]] | None = None,
 ) -> list[Captured]:
     """Rewrite the linears of the same network at several sizes, with the values of its `varying` sizes.
@@ -41,13 +54,13 @@ def rewrite_linears(
     >>> program = capture(net, (torch.randn(3, 5),))
     >>> operators(program)
     ['aten.layer_norm.default', 'aten.linear.default', 'aten.mul.Tensor', 'aten.add.Tensor']
-    >>> operators(rewrite_linears([program], None)[0])
+    >>> operators(rewrite_linears([program])[0])
     ['aten.layer_norm.default', 'aten.linear.default']
     """
     if varying is None and any(is_quantized(program.module) for program in programs):
         return list(programs)
     rewritten = [
-        replace(program, module=_rewritten(program.module, fewest, heads, sizes))
+        replace(program, module=_rewritten(program.module, limits, sizes))
         for program, sizes in zip(programs, varying or [frozenset()] * len(programs), strict=True)
     ]
     return rewritten if _have_equal_results(programs, rewritten) else list(programs)
@@ -64,14 +77,12 @@ def _have_equal_results(programs: Sequence[Captured], rewritten: Sequence[Captur
     )
 
 
-def _rewritten(
-    module: GraphModule, fewest: int | None, heads: HeadLimits | None, varying: frozenset[int]
-) -> GraphModule:
+def _rewritten(module: GraphModule, limits: LinearLimits, varying: frozenset[int]) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    passes = [] if is_quantized(module) else [*linear_passes(fewest, heads, varying)]
-    if heads is not None and varying:
-        slices = partial(slice_attention_heads, most=heads.most_joined, varying=varying)
+    passes = [] if is_quantized(module) else [*linear_passes(limits, varying)]
+    if limits.heads is not None and varying:
+        slices = partial(slice_attention_heads, most=limits.heads.most_joined, varying=varying)
         passes.append(Pass("slice attention heads", slices, (graph_faults,), (graph_faults,)))
     copy = run_passes(passes, graph_module(module, graph))
     return graph_module(copy, copy.graph)  # without the constants that nothing reads
@@ -83,22 +94,19 @@ def quantized_faults(module: GraphModule) -> Iterator[str]:
         yield "a quantized network"
 
 
-def linear_passes(
-    fewest: int | None, heads: HeadLimits | None, varying: frozenset[int]
-) -> tuple[Pass[GraphModule], ...]:
+def linear_passes(limits: LinearLimits, varying: frozenset[int]) -> tuple[Pass[GraphModule], ...]:
     """Return the passes on linears and convolutions of a network that is not quantized.
 
     Args:
-        fewest: The fewest channels of a piece, if linears whose results are only cut become several.
-        heads: The attention heads whose linears become batched matmuls.
+        limits: The linears that become several.
         varying: The values of dynamic sizes.
     """
     passes: dict[str, Callable[[GraphModule], None]] = {}
-    if fewest is not None:
-        passes["split packed linears"] = partial(split_packed_linear, fewest=fewest)
+    if limits.split_channels is not None:
+        passes["split packed linears"] = partial(split_packed_linear, fewest=limits.split_channels)
     passes["merge parallel linears"] = merge_parallel_linear
     passes["fold into weights"] = fold_into_weights
-    if heads is not None:
-        passes["split attention heads"] = partial(split_attention_heads, limits=heads, varying=varying)
+    if limits.heads is not None:
+        passes["split attention heads"] = partial(split_attention_heads, limits=limits.heads, varying=varying)
     requires = (graph_faults, quantized_faults)
     return tuple(Pass(name, run, requires, (graph_faults,)) for name, run in passes.items())

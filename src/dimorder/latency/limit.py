@@ -112,7 +112,7 @@ def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: M
     exported = torch.export.export(model, tuple(args), dict(kwargs))
     found = [limit.seconds(exported)]
     with suppress(DimorderError):
-        (program,) = rewrite_linears([capture(exported)], fewest=None)
+        (program,) = rewrite_linears([capture(exported)])
         if not program.state:
             found.append(limit.seconds(torch.export.export(program.module, program.example_inputs)))
     return min(found)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dimorder.capture.decompose_dynamic_resize import ResizeLimits
-from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.capture.rewrite_linears import LinearLimits
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSizeError, dynamic_calls, is_dynamic
 from dimorder.layout.costs import Costs
 from dimorder.layout.site_map import SiteMap
@@ -44,9 +44,7 @@ class Capabilities:
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
         own_implementations: Implementations that only this target has, by the operator. Each takes
             an order of the other implementations, and comes before those of that order.
-        split_channels: The fewest channels per slice for which a linear whose result is only sliced is
-            split into one linear per slice. None means that a slice takes no time.
-        heads: The attention heads for which a matmul per head is as fast as one matmul of all channels.
+        linears: The linears for which the target is faster with several operators than with one.
         fixed_resizes: The resizes that need constant sizes. A resize to dynamic sizes is then written as
             matmuls. None means that the target resizes to any sizes.
         in_parts: Functions in plain torch, by the operators that the target lacks, which are written so. Many
@@ -65,8 +63,7 @@ class Capabilities:
     at_all_sizes: AtAllSizes | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
     own_implementations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
-    split_channels: int | None = None
-    heads: HeadLimits | None = None
+    linears: LinearLimits = field(default_factory=LinearLimits)
     fixed_resizes: ResizeLimits | None = None
     in_parts: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     in_float32: frozenset[torch.dtype] = frozenset()

@@ -66,7 +66,8 @@ def capture_cheapest(
     captured = capture_points(source, points, request, progress)
     split = make_variants(captured, source, points, request)
     costs = split[0].target.costs.get(request.objective)
-    splits = request.target.capabilities.split_channels is not None and not is_quantized(captured[0].module)
+    linears = request.target.capabilities.linears
+    splits = linears.split_channels is not None and not is_quantized(captured[0].module)
     if costs is None or costs.units[0] != "conversions" or not splits:
         return split
     whole = make_variants(captured, source, points, request, splits=False)

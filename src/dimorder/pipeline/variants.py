@@ -113,11 +113,12 @@ def make_variants(
             beside them.
     """
     sizes, target = source.sizes, request.target
-    fewest = target.capabilities.split_channels if splits else None
+    linears = target.capabilities.linears
+    linears = linears if splits else replace(linears, split_channels=None)
     varying = None if sizes is None else [sizes.varying(point) for point in points]
     if sizes is not None:
         record_dynamic_dims([program.module.graph for program in captured])
-    programs, targets = rewrite_linears(captured, fewest, target.capabilities.heads, varying), [target]
+    programs, targets = rewrite_linears(captured, linears, varying), [target]
     if sizes is not None and varying is not None:
         graphs = [program.module.graph for program in programs]
         table = sizes.table(points)

@@ -1,15 +1,16 @@
-"""Find what a network computes of its parameters alone, and what it changes in place."""
+"""Find what a network computes of its parameters alone, and what it changes in place; add constants."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.elements import function_copies
-from dimorder.graph.nodes import tensor_of
+from dimorder.graph.nodes import set_value, tensor_of
 
 aten = torch.ops.aten
 
@@ -44,6 +45,14 @@ def constant_nodes(model: GraphModule) -> frozenset[Node]:
         if is_read or (is_computed and node not in written and not _writes(node)):
             constant.add(node)
     return frozenset(constant)
+
+
+def insert_constant(model: GraphModule, name: str, tensor: Tensor, place: Node) -> Node:
+    """Return a new constant of a graph, read before `place`; its value is a tensor of torch's fake mode."""
+    model.register_buffer(name, tensor, persistent=False)
+    with place.graph.inserting_before(place):
+        value = tensor_of(place).new_empty(tensor.shape, dtype=tensor.dtype)
+        return set_value(place.graph.get_attr(name), value)
 
 
 def without_writes_to_parts(exported: ExportedProgram) -> ExportedProgram:

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import args_of, bound, call_before, replace_node, set_value, tensor_of
+from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
+from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.masks import ATTENTION, HIDDEN, SOFTMAXES, VIEWS, Mask, MaskedScores, Masks, Moved
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -169,8 +170,8 @@ class _Writer:
         if known:
             constant = reduce(torch.logical_and, known)
             if not computed:
-                return _constant(self.model, name, constant.float(), place)
-            computed.append(_constant(self.model, name, constant, place))
+                return insert_constant(self.model, name, constant.float(), place)
+            computed.append(insert_constant(self.model, name, constant, place))
         kept = computed[0]
         for other in computed[1:]:
             kept = call_before(place, aten.logical_and.default, (kept, other), value=_broadcast(kept, other))
@@ -204,14 +205,6 @@ class _Writer:
         return held
 
 
-def _constant(model: GraphModule, name: str, tensor: Tensor, place: Node) -> Node:
-    """Return a new constant of a graph, whose value is a tensor of torch's fake mode as those around it."""
-    model.register_buffer(name, tensor, persistent=False)
-    with place.graph.inserting_before(place):
-        value = tensor_of(place).new_empty(tensor.shape, dtype=tensor.dtype)
-        return set_value(place.graph.get_attr(name), value)
-
-
 def _broadcast(x: Node, y: Node) -> Tensor:
     shape = torch.broadcast_shapes(tensor_of(x).shape, tensor_of(y).shape)
     return torch.empty_like(tensor_of(x), memory_format=torch.contiguous_format).new_empty(shape)
@@ -235,7 +228,7 @@ def _write_attention(model: GraphModule, node: Node, given: Any) -> None:
     scores = call(aten.matmul.default, value, scaled, turned)
     if mask is None:
         truth = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
-        mask = _constant(model, f"causal_{node.name}", truth, node)
+        mask = insert_constant(model, f"causal_{node.name}", truth, node)
     if tensor_of(mask).dtype == torch.bool:
         scores = call(aten.where.ScalarOther, value, mask, scores, -math.inf)
     else:

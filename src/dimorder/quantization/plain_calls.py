@@ -13,8 +13,8 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import args_of, bound, call_before, replace_node, set_value, tensor_of
-from dimorder.quantization.constants import constant_nodes, shares_elements
+from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
+from dimorder.quantization.constants import constant_nodes, insert_constant, shares_elements
 
 aten = torch.ops.aten
 
@@ -87,15 +87,7 @@ def _write_linears(model: GraphModule) -> None:
             continue
         if bias is not None and (bias not in constants or tensor_of(bias).dim() != 1):
             continue
-        turned = _transposed(model, weight, node)
+        held: torch.Tensor = attrgetter(str(weight.target))(model)
+        turned = insert_constant(model, f"{weight.name}_transposed", held.detach().t().contiguous(), node)
         linear = call_before(node, aten.linear.default, (x, turned, bias), value=node.meta["val"])
         replace_node(node, linear)
-
-
-def _transposed(model: GraphModule, weight: Node, place: Node) -> Node:
-    """Return a new parameter: a transposed one."""
-    name = f"{str(weight.target).replace('.', '_')}_transposed"
-    held: torch.Tensor = attrgetter(str(weight.target))(model)
-    model.register_parameter(name, torch.nn.Parameter(held.detach().t().contiguous(), requires_grad=False))
-    with place.graph.inserting_before(place):
-        return set_value(place.graph.get_attr(name), tensor_of(weight).t())

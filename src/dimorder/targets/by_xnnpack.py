@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.fx import Graph
 
+from dimorder.capture.rewrite_linears import LinearLimits
 from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
@@ -20,15 +21,13 @@ from dimorder.ops.table import BY_MATMUL, IN_SIMPLER, PLAIN
 from dimorder.targets.base import Recipe
 from dimorder.targets.windows import PART_TAPS
 
-# XNNPACK computes 16 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its slices, 8
-# of 8 take 1.7 times, and 8 of 16 as long.
-SPLIT_CHANNELS = 16
 # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
 MIN_RUN = 8
-# XNNPACK computes 16 or 32 channels at a time. Attention with heads of 32 or 64 takes 0.88 to 0.98 of the
-# time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times. More than 32 slices take longer
+# XNNPACK computes 16 or 32 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its
+# slices, 8 of 8 take 1.7 times, and 8 of 16 as long. Attention with heads of 32 or 64 takes 0.88 to 0.98 of
+# the time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times. More than 32 slices take longer
 # than one delegate saves.
-HEADS = HeadLimits(channels=32, most_joined=32)
+LINEARS = LinearLimits(split_channels=16, heads=HeadLimits(channels=32, most_joined=32))
 # Its matmul packs the right operand, as a transposition would: both take as long for 4 to 64 features.
 _FEW_FEATURES = 16
 _LINEAR = "aten.linear"

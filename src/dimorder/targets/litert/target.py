@@ -171,8 +171,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         at_all_sizes=partial(unfit_sizes, table),
         takes=unfit_input,
         own_implementations=by_xnnpack.OWN,
-        split_channels=by_xnnpack.SPLIT_CHANNELS,
-        heads=by_xnnpack.HEADS,
+        linears=by_xnnpack.LINEARS,
         in_parts={
             **{name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
             **places_of({torch.int64}),

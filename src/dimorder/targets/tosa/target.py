@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.capture.rewrite_linears import LinearLimits
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError, installed
 from dimorder.graph.exported import graph_with_tensors
@@ -192,7 +193,7 @@ def check(path: str, data: bytes) -> FileSummary:
     return inspect_tosa(data)
 
 
-SPLIT_CHANNELS = 16  # as for XNNPACK
+LINEARS = LinearLimits(split_channels=16)  # as for XNNPACK
 MIN_RUN = 8  # as for XNNPACK: an NPU's compiler writes shorter runs element by element too
 
 # Operators built from reductions take any order, and a constant weight multiplies from either side. If that
@@ -250,7 +251,7 @@ def _target(
             implementations=implementations,
             max_rank=MAX_RANK,
             takes=partial(unfit_input, operators),
-            split_channels=SPLIT_CHANNELS,
+            linears=LINEARS,
             in_parts={**PARTS, **PAIRS, **ELEMENTARY, **places_of(_WITHOUT_ARGMAX)},
             in_pairs=True,
             casts_truths=True,
