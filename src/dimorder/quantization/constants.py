@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -35,24 +36,30 @@ def constant_nodes(model: GraphModule) -> frozenset[Node]:
     >>> sorted(node.name for node in constant_nodes(model))
     ['exp', 'scale']
     """
-    written = {_root(node) for node in model.graph.nodes if _writes(node)}
+    written = {_root(node) for node in model.graph.nodes if writes(node)}
     names = {node.target for node in written if node.op == "get_attr"}
     constant = set[Node]()
     for node in model.graph.nodes:
         is_read = node.op == "get_attr" and node.target not in names
         is_computed = node.op == "call_function" and constant.issuperset(node.all_input_nodes)
         is_computed |= node.target in SHAPED and all(isinstance(size, int) for size in tensor_of(node).shape)
-        if is_read or (is_computed and node not in written and not _writes(node)):
+        if is_read or (is_computed and node not in written and not writes(node)):
             constant.add(node)
     return frozenset(constant)
 
 
 def insert_constant(model: GraphModule, name: str, tensor: Tensor, place: Node) -> Node:
-    """Return a new constant of a graph, read before `place`; its value is a tensor of torch's fake mode."""
-    model.register_buffer(name, tensor, persistent=False)
+    """Return a new constant of a graph, read before `place`; its value is a tensor of torch's fake mode.
+
+    If the network has something of this name, the constant's name gets a number.
+    """
+    free = next(
+        each for number in count() if not hasattr(model, each := f"{name}_{number}" if number else name)
+    )
+    model.register_buffer(free, tensor, persistent=False)
     with place.graph.inserting_before(place):
         value = tensor_of(place).new_empty(tensor.shape, dtype=tensor.dtype)
-        return set_value(place.graph.get_attr(name), value)
+        return set_value(place.graph.get_attr(free), value)
 
 
 def without_writes_to_parts(exported: ExportedProgram) -> ExportedProgram:
@@ -61,8 +68,8 @@ def without_writes_to_parts(exported: ExportedProgram) -> ExportedProgram:
     A quantizer quantises the view, and so a copy would be written. A buffer that is state is still written.
     """
     for node in exported.graph.nodes:
-        written: Any = node.args[0] if _writes(node) else None
-        if isinstance(written, Node) and not _writes(written):
+        written: Any = node.args[0] if writes(node) else None
+        if isinstance(written, Node) and not writes(written):
             root = _root(written)
             if root is not written and root.op == "call_function":
                 functional: ExportedProgram = exported.run_decompositions({})
@@ -83,6 +90,7 @@ def shares_elements(node: Node) -> bool:
     return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
+    """Return whether a call changes an operand."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable and not function_copies(node.target)

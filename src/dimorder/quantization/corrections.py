@@ -9,8 +9,10 @@ of others for 96 %.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
@@ -26,6 +28,7 @@ from dimorder.quantization.integer_scalars import arguments_of_integers, restore
 from dimorder.quantization.masks import masking_calls
 from dimorder.quantization.pads import share_ranges, write_huge_fills
 from dimorder.quantization.plain_calls import write_plainly
+from dimorder.quantization.scores import ScoreRun, scores_of
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -38,7 +41,13 @@ class CorrectedQuantizer(WrappedQuantizer):
     - A transposed convolution in groups has a scale for each output channel.
     - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters alone stay as
       they are: a divisor could become 0.
+
+    `examples` are some inputs, flat, which show the range of scores.
     """
+
+    def __init__(self, quantizer: Any, examples: Sequence[Sequence[Any]]) -> None:
+        super().__init__(quantizer)
+        self.examples = examples
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         widen_transposed(model)
@@ -51,13 +60,24 @@ class CorrectedQuantizer(WrappedQuantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated = super().annotate(model)
-        _forget(annotated, constant_nodes(annotated) | masking_calls(annotated))
+        _forget(annotated, {*constant_nodes(annotated), *masking_calls(annotated), *self._wide(annotated)})
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:
                 _move(node)
         share_ranges(annotated)
         return annotated
+
+    def _wide(self, model: GraphModule) -> Iterator[Node]:
+        """Yield the calls that make hidden scores, as far as examples show, and calls that give no floats."""
+        if scores_of(model):
+            seen = ScoreRun(model).over(self.examples)
+            for softmax in seen.scores:
+                yield from seen.wide(softmax)
+        for node in model.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor) and not value.is_floating_point():
+                yield node
 
 
 def _forget(model: GraphModule, calls: Collection[Node]) -> None:

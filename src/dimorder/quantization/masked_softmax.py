@@ -19,13 +19,17 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
 from dimorder.quantization.constants import insert_constant
-from dimorder.quantization.masks import ATTENTION, HIDDEN, SOFTMAXES, VIEWS, Mask, MaskedScores, Masks, Moved
+from dimorder.quantization.masks import VIEWS, Mask, MaskedScores, Masks, Moved
+from dimorder.quantization.scores import ATTENTION, SOFTMAXES, ScoreRun
+from dimorder.quantization.small_masks import write_with_small_masks
 from dimorder.quantization.wrapped import WrappedQuantizer
 
 aten = torch.ops.aten
+
+# How much lower than the scores the numbers that hide some are, if the parts of a softmax are not known.
+_FACTORS = (1, 4, 16)
 
 
 class MasksInParts(WrappedQuantizer):
@@ -62,27 +66,35 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
         given = bound(node.target, node.args, node.kwargs)
         if (given["attn_mask"] is not None or given["is_causal"]) and not given["dropout_p"]:
             _write_attention(model, node, given)
-    masks = Masks(model)
-    found: list[tuple[Node, Node, MaskedScores]] = []
-    for softmax in model.graph.nodes:
-        if softmax.target in SOFTMAXES:
-            summed = _before_views(softmax)
-            masked = masks.of(summed)
-            if masked.masks and masked.scores:
-                found.append((softmax, summed, masked))
-    if not found:
+    softmaxes = [node for node in model.graph.nodes if node.target in SOFTMAXES and tensor_of(node).dim()]
+    if not softmaxes:
         return
-    values = [each.value for *_, masked in found for each in masked.scores]
-    ranges = _Ranges(model, {value for value in values if isinstance(value, Node)})
-    for example in examples:
-        ranges.run(*example)
-    writer = _Writer(model)
-    for softmax, summed, masked in found:
-        low, high = ranges.of_sum(masked.scores)
-        if all(mask.fill <= low - high - HIDDEN for mask in masked.masks):
-            writer.write(softmax, summed, masked, low - (high - low) / 8)
+    seen, masks, writer = ScoreRun(model).over(examples), Masks(model), _Writer(model)
+    rivals: dict[Node, Node] = {}
+    for softmax in softmaxes:
+        summed = _before_views(softmax)
+        masked = masks.of(summed)
+        lowest = _lowest(masked.scores, seen)
+        if masked.masks and lowest is not None:
+            rivals[writer.write(softmax, summed, masked, lowest)] = softmax
+        for factor in _FACTORS:
+            other = write_with_small_masks(model, softmax, seen, factor)
+            if other is not None:
+                rivals[other] = softmax
+    right = ScoreRun(model, rivals).over(examples).rivals if rivals else {}
+    for rival, softmax in right.items():  # a softmax has no readers after its first one
+        softmax.replace_all_uses_with(rival)
     model.graph.eliminate_dead_code()
     model.recompile()
+
+
+def _lowest(scores: Sequence[Moved], seen: ScoreRun) -> float | None:
+    """Return a number lower than each sum of scores by an eighth of their range, or None without scores."""
+    ranges = [seen.ranges.get(each.value) for each in scores if isinstance(each.value, Node)]
+    if not ranges or None in ranges:
+        return None
+    low, high = (sum(getattr(each, end) for each in ranges) for end in ("low", "high"))
+    return low - (high - low) / 8 if math.isfinite(high - low) else None
 
 
 def _before_views(softmax: Node) -> Node:
@@ -97,37 +109,15 @@ def _before_views(softmax: Node) -> Node:
     return value  # type: ignore[no-any-return]
 
 
-class _Ranges(GraphRun):
-    """A run that records the least and the largest number of some values."""
-
-    def __init__(self, model: GraphModule, wanted: set[Node]) -> None:
-        super().__init__(model)
-        self.wanted = wanted
-        self.found: dict[Node, tuple[float, float]] = {}
-
-    def result(self, node: Node, operands: Any, result: Any) -> Any:
-        inputs = ((each, value) for each, value in operands.items() if each.op == "placeholder")
-        for each, value in ((node, result), *inputs):
-            if each in self.wanted:
-                low, high = self.found.get(each, (math.inf, -math.inf))
-                self.found[each] = (min(low, float(value.min())), max(high, float(value.max())))
-        return result
-
-    def of_sum(self, scores: Sequence[Moved]) -> tuple[float, float]:
-        """Return bounds of a sum of scores."""
-        ends = [self.found[each.value] for each in scores if isinstance(each.value, Node)]
-        return sum(low for low, _ in ends), sum(high for _, high in ends)
-
-
 class _Writer:
     """Writes the parts of softmaxes into a graph; masks that softmaxes share are written once."""
 
     def __init__(self, model: GraphModule) -> None:
         self.model = model
-        self._kept: dict[tuple[Mask, ...], Node] = {}
+        self._kept: dict[tuple[tuple[Mask, ...], torch.dtype], Node] = {}
 
-    def write(self, softmax: Node, summed: Node, masked: MaskedScores, lowest: float) -> None:
-        """Replace a softmax of the sum `summed` by its parts."""
+    def write(self, softmax: Node, summed: Node, masked: MaskedScores, lowest: float) -> Node:
+        """Write a softmax of the sum `summed` in parts, before it."""
         like, dim = tensor_of(softmax), args_of(softmax)[1]
         if summed is not softmax.args[0]:
             dim = -1
@@ -137,13 +127,15 @@ class _Writer:
         def call(target: Any, value: Tensor, *args: Any) -> Node:
             return call_before(softmax, target, args, value=value)
 
-        kept = self._kept_of(masked.masks, softmax)
+        kept = self._kept_of(masked.masks, softmax, like.dtype)
         scores = [self._placed(each, softmax) for each in masked.scores]
         total = scores[0]
         for other in scores[1:]:
             total = call(aten.add.Tensor, _broadcast(total, other), total, other)
         # Both are written as they are: their shapes broadcast to the sum's.
-        some = tensor_of(total)
+        some = tensor_of(total).to(like.dtype)
+        if tensor_of(total).dtype != like.dtype:
+            total = call(aten.to.dtype, some, total, like.dtype)
         above = call(aten.relu.default, some, call(aten.sub.Tensor, some, total, lowest))
         visible = call(aten.mul.Tensor, whole, above, kept)
         largest = call(aten.amax.default, rows, visible, [dim], True)
@@ -154,29 +146,29 @@ class _Writer:
         result = call(aten.mul.Tensor, whole, weights, shares)
         if whole.shape != like.shape:
             result = call(aten.reshape.default, like, result, list(like.shape))
-        replace_node(softmax, result)
+        return result
 
-    def _kept_of(self, masks: tuple[Mask, ...], place: Node) -> Node:
+    def _kept_of(self, masks: tuple[Mask, ...], place: Node, dtype: torch.dtype) -> Node:
         """Return the numbers 1 and 0 for scores that are kept and hidden, written before `place`."""
-        if masks not in self._kept:
-            self._kept[masks] = self._numbers(masks, place)
-        return self._kept[masks]
+        if (masks, dtype) not in self._kept:
+            self._kept[masks, dtype] = self._numbers(masks, place, dtype)
+        return self._kept[masks, dtype]
 
-    def _numbers(self, masks: tuple[Mask, ...], place: Node) -> Node:
+    def _numbers(self, masks: tuple[Mask, ...], place: Node, dtype: torch.dtype) -> Node:
         truths = [self._truth(mask, place) for mask in masks]
         known = [truth for truth in truths if isinstance(truth, Tensor)]
         computed = [truth for truth in truths if isinstance(truth, Node)]
-        name = f"kept_scores_{len(self._kept)}"
+        name = "kept_scores"
         if known:
             constant = reduce(torch.logical_and, known)
             if not computed:
-                return insert_constant(self.model, name, constant.float(), place)
+                return insert_constant(self.model, name, constant.to(dtype), place)
             computed.append(insert_constant(self.model, name, constant, place))
         kept = computed[0]
         for other in computed[1:]:
             kept = call_before(place, aten.logical_and.default, (kept, other), value=_broadcast(kept, other))
-        value = torch.empty_like(tensor_of(kept), dtype=torch.float32)
-        return call_before(place, aten.to.dtype, (kept, torch.float32), value=value)
+        value = torch.empty_like(tensor_of(kept), dtype=dtype)
+        return call_before(place, aten.to.dtype, (kept, dtype), value=value)
 
     def _truth(self, mask: Mask, place: Node) -> Node | Tensor:
         """Return the truth values that keep a score."""
@@ -194,14 +186,15 @@ class _Writer:
         held = moved.value
         for move in moved.path:
             shape = list(tensor_of(move.all_input_nodes[0]).shape)
+            target: Any = aten.reshape.default if move.target in VIEWS else move.target
             if isinstance(held, Tensor):
-                held = move.target(held.expand(shape), *move.args[1:], **move.kwargs)  # type: ignore[operator]
+                held = target(held.expand(shape), *move.args[1:], **move.kwargs)
                 continue
             if list(tensor_of(held).shape) != shape:
                 value = tensor_of(held).expand(shape)
                 held = call_before(place, aten.expand.default, (held, shape), value=value)
             value = torch.empty_like(tensor_of(move), dtype=tensor_of(held).dtype)
-            held = call_before(place, move.target, (held, *move.args[1:]), move.kwargs, value=value)
+            held = call_before(place, target, (held, *move.args[1:]), move.kwargs, value=value)
         return held
 
 

@@ -21,13 +21,12 @@ from torch.fx.node import map_arg
 from dimorder.graph.elements import MOVERS, function_copies
 from dimorder.graph.nodes import args_of, bound, tensor_of
 from dimorder.quantization.constants import constant_nodes
+from dimorder.quantization.scores import HIDDEN, scores_of
 
 aten = torch.ops.aten
 
-# A score that is lower than all others by this much has the weight 0: e^-20 is 2e-9.
-HIDDEN = 20.0
-ATTENTION = aten.scaled_dot_product_attention.default
-SOFTMAXES = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+_FLOOR = -1e4  # lower than any score
+_MOST = 64  # scores in a sum, and calls one after the other
 # Operator → the names of the condition, of what is taken where it is true, and of what is taken elsewhere.
 _CHOICES: Mapping[Any, tuple[str, str, str]] = MappingProxyType(
     {
@@ -97,26 +96,40 @@ class Masks:
         self.model = model
         self._constants = constant_nodes(model)
         self._values: dict[Node, Any] = {}
+        self._found: dict[Node, MaskedScores] = {}
+        self._depth = 0
 
     def of(self, value: Any) -> MaskedScores:
         """Return what a value is the sum of: scores and masks."""
-        if not isinstance(value, Node):
+        if not isinstance(value, Node) or self._number(value) is not None:  # a number shifts a whole row
             return MaskedScores()
+        if value not in self._found:
+            self._depth += 1
+            found = self._of(value) if self._depth < _MOST else MaskedScores((Moved(value),))
+            self._depth -= 1
+            is_small = len(found.scores) < _MOST
+            self._found[value] = found if is_small else MaskedScores((Moved(value),))
+        return self._found[value]
+
+    def _of(self, value: Node) -> MaskedScores:
         known = self._constant(value)
         if known is not None:
             return self._of_constant(value, known)
-        if self._number(value) is not None:  # added to all scores of a row
-            return MaskedScores()
         if value.target in _CHOICES:
             return self._of_choice(value)
         if value.target is aten.add.Tensor and value.kwargs.get("alpha", 1) == 1:
             x, y, *_ = args_of(value)
             if isinstance(x, Node) and isinstance(y, Node):
                 return self._or_scores(value, self.of(x).joined(self.of(y)).after(value))
+        if value.target is aten.sub.Tensor and value.kwargs.get("alpha", 1) == 1:
+            x, y, *_ = args_of(value)
+            mask = self._of_negative(y)
+            if isinstance(x, Node) and mask is not None:
+                return self.of(x).joined(MaskedScores(masks=(mask,))).after(value)
         if value.target is aten.mul.Tensor:
             mask = self._of_product(*args_of(value))
             return MaskedScores((Moved(value),)) if mask is None else MaskedScores(masks=(mask,)).after(value)
-        if _is_copy(value):
+        if _is_copy(value) or self._is_floor(value):
             return self._or_scores(value, self.of(args_of(value)[0]))
         if _is_move(value):
             return self._or_scores(value, self.of(args_of(value)[0]).moved(value))
@@ -146,18 +159,41 @@ class Masks:
                 return mask.joined(self.of(other)).after(value)
         return MaskedScores((Moved(value),))
 
+    def _of_negative(self, value: Any) -> Mask | None:
+        """Return the mask of which a value is the negative: truth values times a number, or a choice."""
+        if not isinstance(value, Node):
+            return None
+        if value.target is aten.mul.Tensor:
+            x, y = args_of(value)
+            return self._of_product(x, y, -1)
+        if value.target in _CHOICES:
+            names, arguments = _CHOICES[value.target], bound(value.target, value.args, value.kwargs)
+            condition, where_true, where_false = (arguments[name] for name in names)
+            numbers = self._number(where_true), self._number(where_false)
+            for number, other, keeps in (*numbers, False), (*numbers[::-1], True):
+                if other == 0 and number is not None and number >= HIDDEN:
+                    return Mask(self._condition(condition), keeps, -number)
+        return None
+
+    def _is_floor(self, value: Node) -> bool:
+        """Return whether a call gives its operand, unless that is lower than any score."""
+        if value.target not in (aten.max.other, aten.maximum.default):
+            return False
+        number = self._number(args_of(value)[1])
+        return number is not None and number <= _FLOOR
+
     def _condition(self, condition: Node) -> Moved:
         known = self._constant(condition)
         return Moved(condition if known is None else known)
 
-    def _of_product(self, x: Any, y: Any) -> Mask | None:
+    def _of_product(self, x: Any, y: Any, sign: int = 1) -> Mask | None:
         """Return the mask that truth values, or 1 minus these, times a number are, or None."""
         for factor, other in ((self._number(x), y), (self._number(y), x)):
-            if factor is not None and factor <= -HIDDEN and isinstance(other, Node):
+            if factor is not None and sign * factor <= -HIDDEN and isinstance(other, Node):
                 truth, hides = self._complement(other), self._truth(other)
                 if truth is not None:
-                    return Mask(truth, True, factor)
-                return None if hides is None else Mask(hides, False, factor)
+                    return Mask(truth, True, sign * factor)
+                return None if hides is None else Mask(hides, False, sign * factor)
         return None
 
     def _complement(self, value: Node) -> Moved | None:
@@ -214,10 +250,7 @@ class Masks:
 def masking_calls(model: GraphModule) -> frozenset[Node]:
     """Return the calls that make masks of attention, or apply them to the scores of a softmax."""
     masks = Masks(model)
-    found = [args_of(node)[0] for node in model.graph.nodes if node.target in SOFTMAXES]
-    attentions = model.graph.find_nodes(op="call_function", target=ATTENTION)
-    found += [bound(node.target, node.args, node.kwargs)["attn_mask"] for node in attentions]
-    return frozenset().union(*(masks.of(value).calls for value in found))
+    return frozenset().union(*(masks.of(value).calls for value in scores_of(model).values()))
 
 
 def _is_copy(value: Node) -> bool:
@@ -227,7 +260,8 @@ def _is_copy(value: Node) -> bool:
     if value.target is aten.dropout.default:
         return not args_of(value)[2]
     if value.target in _CASTS:
-        return tensor_of(value).dtype == tensor_of(value.all_input_nodes[0]).dtype
+        before, after = tensor_of(value.all_input_nodes[0]).dtype, tensor_of(value).dtype
+        return before.is_floating_point and torch.promote_types(before, after) == after
     return function_copies(value.target)
 
 

@@ -1,12 +1,13 @@
 """Write calls in operators that quantizers know.
 
 A product with a constant matrix becomes a linear, whose weight is quantised. A product and sum in one call
-becomes two calls. Numbers that are filled in place become a new value.
+becomes two calls. What changes its operand in place becomes a new value.
 """
 
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch._C import DispatchKey
@@ -24,9 +25,11 @@ _PRODUCTS = {
     aten.mm.default: ("self", "mat2", ""),
     aten.matmul.default: ("self", "other", ""),
 }
-_FILLS = {
-    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
-    aten.masked_fill_.Tensor: aten.masked_fill.Tensor,
+# Operators that change their first operand.
+_IN_PLACE = ("add_", "sub_", "mul_", "div_", "masked_fill_", "index_put_", "triu_", "tril_")
+_OTHER_NAMES = {
+    aten.special_softmax.default: aten.softmax.int,
+    aten.special_log_softmax.default: aten.log_softmax.int,
 }
 _OF_TWO = (aten.matmul.default, aten.einsum.default)
 
@@ -48,11 +51,39 @@ def write_plainly(model: GraphModule) -> None:
     for node in list(model.graph.nodes):
         if node.target is aten.baddbmm.default:
             _split_sum(node)
-        elif node.target in _FILLS and _is_alone(node):
-            replace_node(node, call_before(node, _FILLS[node.target], node.args, node.kwargs))
+        elif node.target in _OTHER_NAMES:
+            node.target = _OTHER_NAMES[node.target]
+        elif node.target is aten.expand_as.default:
+            sizes = list(tensor_of(node).shape)
+            replace_node(node, call_before(node, aten.expand.default, (node.args[0], sizes)))
+        elif getattr(node.target, "_opname", "") in _IN_PLACE and _is_alone(node):
+            node = _replaced(node, _functional(node.target), node.args)
+        if node.target is aten.index_put.default:
+            _write_fill(node)
     _write_linears(model)
     model.graph.eliminate_dead_code()
     model.recompile()
+
+
+def _replaced(node: Node, target: Any, args: Any) -> Node:
+    call = call_before(node, target, args, node.kwargs)
+    replace_node(node, call)
+    return call
+
+
+def _functional(target: Any) -> Any:
+    """Return the operator that gives what another one writes into its operand."""
+    return getattr(getattr(aten, target._opname.rstrip("_")), target._overloadname)
+
+
+def _write_fill(node: Node) -> None:
+    """Write a number at the places of truth values as a fill."""
+    source, places, value, *accumulates = args_of(node)
+    if any(accumulates) or len(places) != 1 or tensor_of(value).dim():
+        return
+    (place,) = places
+    if tensor_of(place).dtype == torch.bool and tensor_of(place).shape == tensor_of(source).shape:
+        _replaced(node, aten.masked_fill.Tensor, (source, place, value))
 
 
 def _split_sum(node: Node) -> None:

@@ -169,12 +169,12 @@ def quantize(
         given = iter(_exported_call(exported) if calibration is None else calls(calibration, exported))
         observed = exported.module(check_guards=False)
         quantizer = chosen.quantizer()
+        seen = list(islice(given, 0 if chosen.dynamic else SEEN))
+        given = chain(seen, given)
+        inputs = [arguments(exported, call.args, call.kwargs) for call in seen]
         if chosen.in_parts:
-            seen = list(islice(given, SEEN))
-            given = chain(seen, given)
-            inputs = [arguments(exported, call.args, call.kwargs) for call in seen]
             quantizer = MasksInParts(NormsInParts(quantizer), inputs)
-        prepared = prepare_pt2e(observed, CorrectedQuantizer(quantizer))
+        prepared = prepare_pt2e(observed, CorrectedQuantizer(quantizer, inputs))
     examples: list[CalibrationCall] = []
     total = count_examples(whole)
     buffers = dict(original.named_buffers())  # observers have buffers of their own
