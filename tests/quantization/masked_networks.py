@@ -34,6 +34,36 @@ SPELLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "windows": lambda a, m: (a.view(1, BATCH, 3, LENGTH, LENGTH) + hidden_pairs()).view(a.shape),
 }
 
+# The same in calls whose meaning no rule knows: examples show which numbers are far below the scores.
+RARE_SPELLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "added in place": lambda a, m: a.add_(torch.where(m, 0.0, -1e9)),
+    "at places": lambda a, m: at_places(a.clone(), ~m),
+    "a difference": lambda a, m: a - (1 - m.float()) * 1e9,
+    "a difference with a choice": lambda a, m: a - torch.where(m, 0.0, 1e9),
+    "expanded": lambda a, m: a + ((1 - m.float()) * -1e9).expand_as(a),
+    "a triangle in place": lambda a, m: a + torch.full((LENGTH, LENGTH), -1e9).triu_(1),
+    "scaled afterwards": lambda a, m: a.masked_fill(~m, -1e9) * 0.5,
+    "not below the lowest": lambda a, m: torch.max(a + torch.where(m, 0.0, LOWEST), torch.tensor(LOWEST)),
+    "a logarithm": lambda a, m: a + (m.float() + 1e-30).log(),
+    "two fills": lambda a, m: a + m.float().masked_fill(m == 0, -1e9).masked_fill(m == 1, 0.0),
+    "less the largest": lambda a, m: less_the_largest(a.masked_fill(~m, -1e9)),
+    "beside a sink": lambda a, m: torch.cat([a.masked_fill(~m, -1e9), a[..., :1] * 0.5], -1)[..., :LENGTH],
+    "selected": lambda a, m: (a + torch.where(m, 0.0, -1e9))[:, [0, 1, 2]],
+    "a view of a choice": lambda a, m: (
+        (a.view(1, BATCH, 3, LENGTH, LENGTH) + torch.where(m, 0.0, -1e9)).view(a.shape).masked_fill(~m, -1e9)
+    ),
+    "padded": lambda a, m: functional.pad(a, (0, 2), value=-math.inf)[..., :LENGTH],
+}
+
+
+def at_places(scores: Tensor, hidden: Tensor) -> Tensor:
+    scores[hidden.expand(scores.shape)] = -1e9
+    return scores
+
+
+def less_the_largest(scores: Tensor) -> Tensor:
+    return scores - scores.amax(-1, keepdim=True)
+
 
 def causal() -> Tensor:
     return torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -63,7 +93,7 @@ class Attention(nn.Module):
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(-1, -2) / math.sqrt(8)
-            y = SPELLINGS[self.spelling](scores, kept).softmax(-1) @ v
+            y = {**SPELLINGS, **RARE_SPELLINGS}[self.spelling](scores, kept).softmax(-1) @ v
         out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
         return out
 
@@ -91,6 +121,9 @@ class Library(nn.Module):
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     **{name: lambda name=name: Attention(name) for name in (*SPELLINGS, "attention", "causal attention")},
     **{name: lambda name=name: Library(name) for name in ("MultiheadAttention", "TransformerEncoderLayer")},
+}
+RARE: Mapping[str, Callable[[], nn.Module]] = {
+    name: lambda name=name: Attention(name) for name in RARE_SPELLINGS
 }
 
 

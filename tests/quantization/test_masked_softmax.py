@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
@@ -12,7 +14,7 @@ import dimorder
 from dimorder.quantization.constants import without_writes_to_parts
 from dimorder.quantization.masked_softmax import rewrite_masks
 from dimorder.quantization.plain_calls import write_plainly
-from tests.quantization.masked_networks import NETWORKS, Attention, example
+from tests.quantization.masked_networks import BATCH, LENGTH, NETWORKS, RARE, WIDTH, Attention, example
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -29,10 +31,10 @@ def test_the_parts_compute_the_same(name: str) -> None:
         torch.testing.assert_close(model(*inputs), net(*inputs))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *RARE])
 def test_masked_scores_are_integers(name: str) -> None:
     torch.manual_seed(0)
-    net = NETWORKS[name]().eval()
+    net = {**NETWORKS, **RARE}[name]().eval()
     quantized = dimorder.quantize(net, [example() for _ in range(4)], target="tosa")
     lowered = dimorder.lower(quantized, example(), target="tosa")
     assert lowered.max_rel_error == 0
@@ -57,3 +59,67 @@ def test_a_row_that_hides_everything_gives_zeros() -> None:
     y = model(x, kept)
     torch.testing.assert_close(y[0], net(x, kept)[0])
     torch.testing.assert_close(y[1], net.out.bias.expand_as(y[1]))
+
+
+class Biased(Attention):
+    """Attention whose scores are shifted and filled by numbers that no mask would have."""
+
+    def __init__(self, shift: float, fill: float) -> None:
+        super().__init__("")
+        self.fill = fill
+        self.register_buffer("shift", torch.full((1,), shift))
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        q, k, v = (f(x).view(BATCH, LENGTH, 3, 8).transpose(1, 2) for f in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-1, -2) / 8 + self.shift
+        y = scores.masked_fill(~kept[:, None, None, :], self.fill).softmax(-1) @ v
+        out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
+        return out
+
+
+@pytest.mark.parametrize(("shift", "fill"), [(-50.0, -1e9), (-1000.0, -900.0), (-200.0, -150.0)])
+def test_a_fill_hides_only_what_is_above_it(shift: float, fill: float) -> None:
+    """A fill above the scores gets all the weight, and a shift of all scores hides none."""
+    torch.manual_seed(0)
+    net, examples = Biased(shift, fill).eval(), [example() for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    for inputs in examples:
+        expected = net(*inputs)
+        assert (quantized.module(*inputs) - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_float_mask_may_be_an_input() -> None:
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 5)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            q, k, v = (part.view(BATCH, LENGTH, 3, 8).transpose(1, 2) for part in self.packed(x).chunk(3, -1))
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
+            return out
+
+    torch.manual_seed(0)
+    examples = [(x, torch.where(kept[:, None, None, :], 0.0, -1e9)) for x, kept in (example(), example())]
+    quantized = dimorder.quantize(Given().eval(), examples, target="tosa")
+    (fidelity,) = quantized.compare(dimorder.lower(quantized, examples[0], target="tosa"))
+    assert fidelity.snr_db is not None and fidelity.snr_db > 28
+
+
+class Counting(Attention):
+    def __init__(self) -> None:
+        super().__init__("filled with -inf")
+        self.register_buffer("sum", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        self.sum.mul_(0.5).add_(x.mean((0, 1)))
+        return super().forward(x + self.sum, kept)
+
+
+@pytest.mark.parametrize("target", ["tosa", "xnnpack"])
+def test_the_networks_state_stays(target: str) -> None:
+    torch.manual_seed(0)
+    net, examples = Counting().eval(), [example() for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, target=target)
+    assert not net.sum.any() and not quantized.original.get_buffer("sum").any()

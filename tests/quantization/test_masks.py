@@ -11,15 +11,15 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.quantization.masks import Masks
 from tests.marks import require_runtime
-from tests.quantization.masked_networks import LOWEST, NETWORKS, example
+from tests.quantization.masked_networks import LOWEST, NETWORKS, RARE, Attention, example
 
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *RARE])
 def test_masked_scores_are_not_quantized(name: str, target: str) -> None:
     require_runtime(target)
     torch.manual_seed(0)
-    net = NETWORKS[name]().eval()
+    net = {**NETWORKS, **RARE}[name]().eval()
     quantized = dimorder.quantize(net, [example() for _ in range(4)], target=target)
     (fidelity,) = quantized.compare(dimorder.lower(quantized, example(), target=target))
     assert fidelity.snr_db is not None and fidelity.snr_db > 28
@@ -48,6 +48,32 @@ def test_a_sum_has_its_scores_and_masks() -> None:
     assert [str(score.value) for score in found.scores] == ["add"]
     (mask,) = found.masks
     assert (str(mask.truth.value), mask.keeps, mask.fill) == ("kept", True, LOWEST)
+
+
+class Doubled(nn.Module):
+    """A softmax of a sum, of which each operand is twice the sum before, and so on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(200):
+            x = (x + x.flip(-1)) * 0.5
+        return (x + x.flip(-1)).softmax(-1)
+
+
+def test_sums_of_sums_end() -> None:
+    masks, value = masks_of(Doubled(), torch.randn(3, 5))
+    assert not masks.of(value).masks
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_examples_without_padding_are_enough(target: str) -> None:
+    """The calibration hides no score, so only the calls show that some can be hidden."""
+    require_runtime(target)
+    torch.manual_seed(0)
+    net, (x, kept) = Attention("a sum with a product").eval(), example()
+    examples = [(torch.randn_like(x), torch.ones_like(kept)) for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, target=target)
+    expected, unmasked = net(x, kept), net(x, torch.ones_like(kept))
+    assert (quantized.module(x, kept) - expected).norm() < 0.5 * (unmasked - expected).norm()
 
 
 def test_a_choice_of_a_small_number_is_no_mask() -> None:

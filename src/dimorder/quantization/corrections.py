@@ -26,7 +26,7 @@ from dimorder.physical.wasted_levels import clamp_range
 from dimorder.quantization.constants import constant_nodes
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.masks import masking_calls
-from dimorder.quantization.pads import share_ranges, write_huge_fills
+from dimorder.quantization.pads import share_ranges, write_near_fills
 from dimorder.quantization.plain_calls import write_plainly
 from dimorder.quantization.scores import ScoreRun, scores_of
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
@@ -37,7 +37,7 @@ class CorrectedQuantizer(WrappedQuantizer):
     """Another quantizer, whose networks it gets in calls that quantizers know, and whose annotations change.
 
     - Those of values that are only clamped move to the clamps.
-    - A value that is padded with zeros, or infinities, shares the range of its operand.
+    - A value that is padded with zeros shares the range of its operand, and an infinity is replaced.
     - A transposed convolution in groups has a scale for each output channel.
     - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters alone stay as
       they are: a divisor could become 0.
@@ -52,7 +52,7 @@ class CorrectedQuantizer(WrappedQuantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         widen_transposed(model)
         write_plainly(model)
-        write_huge_fills(model)
+        write_near_fills(model, self.examples)
         integers = arguments_of_integers(model)
         transformed = super().transform_for_annotation(model)
         restore_arguments(transformed, integers)
@@ -71,7 +71,7 @@ class CorrectedQuantizer(WrappedQuantizer):
     def _wide(self, model: GraphModule) -> Iterator[Node]:
         """Yield the calls that make hidden scores, as far as examples show, and calls that give no floats."""
         if scores_of(model):
-            seen = ScoreRun(model).over(self.examples)
+            seen = ScoreRun(model, self.examples)
             for softmax in seen.scores:
                 yield from seen.wide(softmax)
         for node in model.graph.nodes:

@@ -69,7 +69,7 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
     softmaxes = [node for node in model.graph.nodes if node.target in SOFTMAXES and tensor_of(node).dim()]
     if not softmaxes:
         return
-    seen, masks, writer = ScoreRun(model).over(examples), Masks(model), _Writer(model)
+    seen, masks, writer = ScoreRun(model, examples), Masks(model), _Writer(model)
     rivals: dict[Node, Node] = {}
     for softmax in softmaxes:
         summed = _before_views(softmax)
@@ -81,7 +81,7 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
             other = write_with_small_masks(model, softmax, seen, factor)
             if other is not None:
                 rivals[other] = softmax
-    right = ScoreRun(model, rivals).over(examples).rivals if rivals else {}
+    right = ScoreRun(model, examples, rivals).rivals if rivals else {}
     for rival, softmax in right.items():  # a softmax has no readers after its first one
         softmax.replace_all_uses_with(rival)
     model.graph.eliminate_dead_code()

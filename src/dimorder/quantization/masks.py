@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from dimorder.graph.elements import MOVERS, function_copies
 from dimorder.graph.nodes import args_of, bound, tensor_of
 from dimorder.quantization.constants import constant_nodes
-from dimorder.quantization.scores import HIDDEN, scores_of
+from dimorder.quantization.scores import HIDDEN, scores_of, sources_of
 
 aten = torch.ops.aten
 
@@ -125,10 +125,10 @@ class Masks:
             x, y, *_ = args_of(value)
             mask = self._of_negative(y)
             if isinstance(x, Node) and mask is not None:
-                return self.of(x).joined(MaskedScores(masks=(mask,))).after(value)
+                return self.of(x).joined(_alone(mask, y)).after(value)
         if value.target is aten.mul.Tensor:
             mask = self._of_product(*args_of(value))
-            return MaskedScores((Moved(value),)) if mask is None else MaskedScores(masks=(mask,)).after(value)
+            return MaskedScores((Moved(value),)) if mask is None else _alone(mask, value)
         if _is_copy(value) or self._is_floor(value):
             return self._or_scores(value, self.of(args_of(value)[0]))
         if _is_move(value):
@@ -251,6 +251,11 @@ def masking_calls(model: GraphModule) -> frozenset[Node]:
     """Return the calls that make masks of attention, or apply them to the scores of a softmax."""
     masks = Masks(model)
     return frozenset().union(*(masks.of(value).calls for value in scores_of(model).values()))
+
+
+def _alone(mask: Mask, value: Node) -> MaskedScores:
+    """Return a mask without scores; the calls of floats that give `value` make it."""
+    return MaskedScores(masks=(mask,), calls=frozenset(sources_of([value])))
 
 
 def _is_copy(value: Node) -> bool:

@@ -1,7 +1,7 @@
 """Write calls in operators that quantizers know.
 
 A product with a constant matrix becomes a linear, whose weight is quantised. A product and sum in one call
-becomes two calls. What changes its operand in place becomes a new value.
+becomes two calls. A call that changes its operand in place becomes one that gives a new value.
 """
 
 from __future__ import annotations

@@ -68,36 +68,47 @@ def scores_of(model: GraphModule) -> dict[Node, Node]:
     return found
 
 
-class ScoreRun(GraphRun):
-    """A run that observes softmaxes, and the values that their scores are computed of.
+class ExampleRun(GraphRun):
+    """A run on examples that leaves the network's state as it is."""
+
+    def over(self, examples: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the results for all examples, each with an input for each placeholder.
+
+        Raises:
+            UnsupportedError: if the network raises on an example.
+        """
+        results = []
+        with unchanged(self.module):
+            for index, example in enumerate(examples):
+                try:
+                    results.append(self.run(*example))
+                except Exception as error:  # the network's own
+                    raise not_observed(index, error) from error
+        return results
+
+
+class ScoreRun(ExampleRun):
+    """A run on examples that observes softmaxes, and the values that their scores are computed of.
 
     Attributes:
         ranges: The range of each such value, over all runs.
         rivals: Nodes that may compute a softmax, which is after them. A wrong one is removed.
     """
 
-    def __init__(self, model: GraphModule, rivals: Mapping[Node, Node] | None = None) -> None:
+    def __init__(
+        self,
+        model: GraphModule,
+        examples: Sequence[Sequence[Any]],
+        rivals: Mapping[Node, Node] | None = None,
+    ) -> None:
         super().__init__(model)
         self.scores = scores_of(model)
         self.ranges: dict[Node, Range] = {}
         self.rivals = dict(rivals or {})
-        self._wanted = frozenset(_sources(self.scores.values()))
+        self._wanted = frozenset(sources_of(self.scores.values()))
         self._rows: dict[Node, list[tuple[Tensor, Tensor]]] = {}
         self._weights: dict[Node, Tensor] = {}
-
-    def over(self, examples: Sequence[Sequence[Any]]) -> ScoreRun:
-        """Run all examples, each with an input for each placeholder. The network's state stays as it is.
-
-        Raises:
-            UnsupportedError: if the network raises on an example.
-        """
-        with unchanged(self.module):
-            for index, example in enumerate(examples):
-                try:
-                    self.run(*example)
-                except Exception as error:  # the network's own
-                    raise not_observed(index, error) from error
-        return self
+        self.over(examples)
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         inputs = [(each, value) for each, value in operands.items() if each.op == "placeholder"]
@@ -160,7 +171,7 @@ def _is_elementwise(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "_opname", "") not in _PRODUCTS
 
 
-def _sources(values: Any) -> Iterator[Node]:
+def sources_of(values: Any) -> Iterator[Node]:
     """Yield values of floats, and what is computed with elementwise calls of floats before them."""
     seen, left = set[Node](), list(values)
     while left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,15 +10,19 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import call_before, tensor_of
 from dimorder.quantization.constants import writes
-from dimorder.quantization.scores import HIDDEN, ScoreRun
+from dimorder.quantization.scores import HIDDEN, ScoreRun, sources_of
 
 aten = torch.ops.aten
+
+# The types of arguments that are one number, or may be one, in torch's schemas.
+_NUMBERS = ("Tensor", "number", "float", "Optional[number]", "Optional[float]")
 
 
 def write_with_small_masks(model: GraphModule, softmax: Node, seen: ScoreRun, factor: int) -> Node | None:
     """Write a softmax again before the first one, with small numbers instead of very low ones.
 
-    Only what makes and mixes the hidden scores is written again. Nothing reads the new softmax yet.
+    Calls that make the hidden scores, or mix them with others, are written again. Nothing reads the new
+    softmax yet.
 
     Args:
         model: the network.
@@ -31,20 +36,21 @@ def write_with_small_masks(model: GraphModule, softmax: Node, seen: ScoreRun, fa
     wide, scores = set(seen.wide(softmax)), seen.range_of(softmax)
     if not wide or scores is None or any(writes(node) for node in wide):
         return None
-    writer = _Writer(softmax, seen, factor * (HIDDEN + max(scores.width, -scores.low)))
+    writer = _SmallMasks(softmax, seen, factor * (HIDDEN + max(scores.width, -scores.low)))
+    sources = set(sources_of([seen.scores[softmax]]))
     for node in list(model.graph.nodes):
-        if node in wide:
+        if node in wide or (node in sources and not writer.copies.keys().isdisjoint(node.all_input_nodes)):
             writer.write(node)
     return call_before(softmax, softmax.target, [writer.copy(arg) for arg in softmax.args], softmax.kwargs)
 
 
-class _Writer:
+class _SmallMasks:
     """Writes calls again, with numbers of at most `most`."""
 
     def __init__(self, softmax: Node, seen: ScoreRun, most: float) -> None:
         self.softmax, self.seen, self.most = softmax, seen, most
         self._limit = seen.limit(softmax)
-        self._copies: dict[Node, Node] = {}
+        self.copies: dict[Node, Node] = {}
 
     def write(self, node: Node) -> None:
         arguments = node.target._schema.arguments  # type: ignore[union-attr]
@@ -55,25 +61,27 @@ class _Writer:
         copy = call_before(self.softmax, node.target, args, kwargs, like=node)
         # What is wide though no operand is, a logarithm for example.
         is_own = args == node.args and kwargs == node.kwargs
-        self._copies[node] = self._clamped(copy) if is_own else copy
+        self.copies[node] = self._call(aten.clamp.default, copy, -self.most, self.most) if is_own else copy
 
     def copy(self, arg: Any) -> Any:
-        return self._copies.get(arg, arg) if isinstance(arg, Node) else arg
+        return self.copies.get(arg, arg) if isinstance(arg, Node) else arg
 
     def _small(self, arg: Any, kind: str) -> Any:
         """Return an argument with small numbers; `kind` is its type in the operator's schema."""
         if isinstance(arg, (list, tuple)):
             return type(arg)(self._small(each, kind) for each in arg)
         if isinstance(arg, Node):
-            is_given = arg.op in ("placeholder", "get_attr") and self.seen.is_wide(arg, self._limit)
-            if arg not in self._copies and is_given:
-                self._copies[arg] = self._clamped(arg)
+            if arg not in self.copies and self.seen.is_wide(arg, self._limit):
+                if arg.op == "get_attr":
+                    self.copies[arg] = self._call(aten.clamp.default, arg, -self.most, self.most)
+                elif arg.op == "placeholder":
+                    # A clamp would have the scale of its operand, and no observer knows numbers below 1e-7.
+                    factor = math.sqrt(self.most / self.seen.ranges[arg].width)
+                    once = self._call(aten.mul.Tensor, arg, factor)
+                    self.copies[arg] = self._call(aten.mul.Tensor, once, factor)
             return self.copy(arg)
-        is_number = isinstance(arg, (int, float)) and any(
-            each in kind for each in ("Scalar", "number", "Tensor")
-        )
-        return max(-self.most, min(self.most, arg)) if is_number and abs(arg) > self._limit else arg
+        is_large = isinstance(arg, (int, float)) and kind in _NUMBERS and abs(arg) > self._limit
+        return max(-self.most, min(self.most, arg)) if is_large else arg
 
-    def _clamped(self, value: Node) -> Node:
-        bounds = (value, -self.most, self.most)
-        return call_before(self.softmax, aten.clamp.default, bounds, like=value, value=tensor_of(value))
+    def _call(self, target: Any, value: Node, *args: Any) -> Node:
+        return call_before(self.softmax, target, (value, *args), like=value, value=tensor_of(value))
