@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import module_of
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS
+from dimorder.quantization.constants import written_buffers
 
 aten = torch.ops.aten
 
@@ -37,7 +38,8 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
     """Change the biases of a quantised network so that each convolution and linear keeps its float means.
 
     The network runs operator by operator on all examples, each of them flat inputs. Each convolution or
-    linear is corrected after those before it. One without a bias of its own is left unchanged.
+    linear is corrected after those before it. One without a bias of its own is left unchanged. Each example
+    finds the state as it is now, and leaves it so.
     """
     wanted: dict[Node, Tensor] = {}
     pairs = {_result(twin): (twin, node) for twin, node in _twins(original, quantised) if _own_bias(node)}
@@ -72,11 +74,18 @@ class _OverExamples(GraphRun):
     def __init__(self, module: GraphModule, seen: Callable[[Node, _Each], _Each]) -> None:
         super().__init__(module)
         self.seen = seen
+        self.count = 0
+        self._states = dict.fromkeys(written_buffers(module), _Each())
 
     def over(self, examples: Sequence[Sequence[Any]]) -> None:
+        self.count = len(examples)
         self.run(*(_Each(leaf) for leaf in zip(*examples, strict=True)))
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if node.op == "get_attr" and node.target in self._states:
+            name = str(node.target)
+            self._states[name] = self._states[name] or _Each(result.clone() for _ in range(self.count))
+            return self._states[name]
         return self.seen(node, result) if isinstance(result, _Each) else result
 
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:

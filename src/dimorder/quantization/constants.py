@@ -22,8 +22,10 @@ SHAPED = (
 )
 
 
-def constant_nodes(model: GraphModule) -> frozenset[Node]:
-    """Return parameters, buffers and the calls of these alone; a buffer that the network writes is none.
+def constant_nodes(model: GraphModule, with_state: bool = False) -> frozenset[Node]:
+    """Return parameters, buffers and the calls of these alone.
+
+    A buffer that the network writes is one only `with_state`.
 
     >>> import torch
     >>> class Scaled(torch.nn.Module):
@@ -36,16 +38,22 @@ def constant_nodes(model: GraphModule) -> frozenset[Node]:
     >>> sorted(node.name for node in constant_nodes(model))
     ['exp', 'scale']
     """
-    written = {_root(node) for node in model.graph.nodes if writes(node)}
-    names = {node.target for node in written if node.op == "get_attr"}
+    written = {root_of(node) for node in model.graph.nodes if writes(node)}
+    names = frozenset[str]() if with_state else written_buffers(model)
     constant = set[Node]()
     for node in model.graph.nodes:
         is_read = node.op == "get_attr" and node.target not in names
         is_computed = node.op == "call_function" and constant.issuperset(node.all_input_nodes)
         is_computed |= node.target in SHAPED and all(isinstance(size, int) for size in tensor_of(node).shape)
-        if is_read or (is_computed and node not in written and not writes(node)):
+        if is_read or (is_computed and (with_state or not (node in written or writes(node)))):
             constant.add(node)
     return frozenset(constant)
+
+
+def written_buffers(model: GraphModule) -> frozenset[str]:
+    """Return the names of the buffers that a network writes: its state."""
+    roots = (root_of(node) for node in model.graph.nodes if writes(node))
+    return frozenset(str(root.target) for root in roots if root.op == "get_attr")
 
 
 def insert_constant(model: GraphModule, name: str, tensor: Tensor, place: Node) -> Node:
@@ -70,14 +78,14 @@ def without_writes_to_parts(exported: ExportedProgram) -> ExportedProgram:
     for node in exported.graph.nodes:
         written: Any = node.args[0] if writes(node) else None
         if isinstance(written, Node) and not writes(written):
-            root = _root(written)
+            root = root_of(written)
             if root is not written and root.op == "call_function":
                 functional: ExportedProgram = exported.run_decompositions({})
                 return functional
     return exported
 
 
-def _root(node: Node) -> Node:
+def root_of(node: Node) -> Node:
     """Return the value of which a call gives a view, or which it writes, through all such calls."""
     while node.op == "call_function" and shares_elements(node) and isinstance(node.args[0], Node):
         node = node.args[0]

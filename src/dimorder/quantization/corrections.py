@@ -39,8 +39,8 @@ class CorrectedQuantizer(WrappedQuantizer):
     - Those of values that are only clamped move to the clamps.
     - A value that is padded with zeros shares the range of its operand, and an infinity is replaced.
     - A transposed convolution in groups has a scale for each output channel.
-    - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters alone stay as
-      they are: a divisor could become 0.
+    - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters and state alone
+      stay as they are: a divisor could become 0, and a counter ends with the range of the examples.
 
     `examples` are some inputs, flat, which show the range of scores.
     """
@@ -60,7 +60,8 @@ class CorrectedQuantizer(WrappedQuantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated = super().annotate(model)
-        _forget(annotated, {*constant_nodes(annotated), *masking_calls(annotated), *self._wide(annotated)})
+        inner = constant_nodes(annotated, with_state=True)
+        _forget(annotated, {*inner, *masking_calls(annotated), *self._wide(annotated)})
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:

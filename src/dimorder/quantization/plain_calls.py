@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
-from dimorder.quantization.constants import constant_nodes, insert_constant, shares_elements
+from dimorder.quantization.constants import constant_nodes, insert_constant, root_of, shares_elements, writes
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ _PRODUCTS = {
     aten.mm.default: ("self", "mat2", ""),
     aten.matmul.default: ("self", "other", ""),
 }
-# Operators that change their first operand.
+# Operators that change their first operand, which need not.
 _IN_PLACE = ("add_", "sub_", "mul_", "div_", "masked_fill_", "index_put_", "triu_", "tril_")
 _OTHER_NAMES = {
     aten.special_softmax.default: aten.softmax.int,
@@ -56,8 +56,8 @@ def write_plainly(model: GraphModule) -> None:
         elif node.target is aten.expand_as.default:
             sizes = list(tensor_of(node).shape)
             replace_node(node, call_before(node, aten.expand.default, (node.args[0], sizes)))
-        elif getattr(node.target, "_opname", "") in _IN_PLACE and _is_alone(node):
-            node = _replaced(node, _functional(node.target), node.args)
+        elif writes(node) and node.target is not aten.copy_.default:
+            node = _write_in_place(node)
         if node.target is aten.index_put.default:
             _write_fill(node)
     _write_linears(model)
@@ -71,9 +71,24 @@ def _replaced(node: Node, target: Any, args: Any) -> Node:
     return call
 
 
-def _functional(target: Any) -> Any:
-    """Return the operator that gives what another one writes into its operand."""
-    return getattr(getattr(aten, target._opname.rstrip("_")), target._overloadname)
+def _write_in_place(node: Node) -> Node:
+    """Write a call that changes its operand as one that gives a new value, which a buffer takes as a copy.
+
+    torchao computes other calls that change a buffer once, when it folds constants, and drops them.
+    """
+    (source, *rest), target = args_of(node), node.target
+    others = getattr(aten, target._opname.rstrip("_"), None)  # type: ignore[union-attr]
+    functional = getattr(others, target._overloadname, None)  # type: ignore[union-attr]
+    if functional is None:
+        return node
+    if root_of(source).op == "get_attr":
+        value = call_before(node, functional, (source, *rest), node.kwargs)
+        node.kwargs = {}
+        while writes(source):
+            source = source.args[0]
+        return _replaced(node, aten.copy_.default, (source, value))
+    is_plain = target._opname in _IN_PLACE and _is_alone(node)  # type: ignore[union-attr]
+    return _replaced(node, functional, node.args) if is_plain else node
 
 
 def _write_fill(node: Node) -> None:

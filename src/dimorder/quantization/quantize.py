@@ -31,7 +31,7 @@ from dimorder.quantization.calibration import (
     no_example,
     require_examples,
 )
-from dimorder.quantization.constants import without_writes_to_parts
+from dimorder.quantization.constants import without_writes_to_parts, written_buffers
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.quantization.refusals import not_observed
 from dimorder.reading import Normalization
@@ -190,13 +190,16 @@ def quantize(
     progress("quantising")
     module = _converted(prepared)
     _forget_networks()
+    lost = written_buffers(original) - written_buffers(module)
+    if lost:
+        found = "torchao computes the buffer once, and no call would change it"
+        raise UnsupportedError(f"buffer {min(lost)}", found, "assign to it: self.count = self.count + 1")
     if not quantizes(module):
         found = f"nothing in it that recipe {recipe} quantises"
         raise UnsupportedError("the network", found, "lower it in float")
     if not chosen.dynamic:
         progress("correcting biases")
-        with unchanged(original), unchanged(module, buffers):
-            correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
+        correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
     wasted = tuple(wasted_levels(module.graph))
     return QuantizedNetwork(module, original, tuple(examples), wasted, dynamic_shapes)
 
