@@ -76,6 +76,28 @@ def test_examples_without_padding_are_enough(target: str) -> None:
     assert (quantized.module(x, kept) - expected).norm() < 0.5 * (unmasked - expected).norm()
 
 
+class Joined(nn.Module):
+    """Joins the truth values of a prefix, which all scores see, with those of the keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        seen = torch.cat([torch.ones(3, 2, dtype=torch.bool), kept], 1)
+        y: Tensor = self.linear(x).masked_fill(~seen, -1e9).softmax(-1)
+        return y
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "tosa"])
+def test_truth_values_are_not_observed(target: str) -> None:
+    torch.manual_seed(0)
+    examples = [(torch.randn(3, 5), torch.rand(3, 3) > 0.4) for _ in range(3)]
+    quantized = dimorder.quantize(Joined().eval(), examples, target=target)
+    (fidelity,) = quantized.compare(dimorder.lower(quantized, examples[0], target=target))
+    assert fidelity.snr_db is not None and fidelity.snr_db > 28
+
+
 def test_a_choice_of_a_small_number_is_no_mask() -> None:
     inputs = (torch.randn(3, 5), torch.randn(5), torch.ones(3, 5, dtype=torch.bool))
     masks, value = masks_of(Sum(-3.0), *inputs)

@@ -1,4 +1,4 @@
-"""An error in a pass of Arm's quantizer has three lines, which name the pass and the operator."""
+"""Test what cannot be quantised: each error has three lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 
 
 class Halved(nn.Module):
@@ -33,3 +33,8 @@ def test_an_error_in_a_pass_of_the_quantizer_has_three_lines() -> None:
         "  fix: write the operator in other operators, or lower the network in float",
     ]
     assert str(refused.value.__cause__).startswith("An error occurred when running the 'ReplaceScalar")
+
+
+def test_weights_of_double_precision_are_refused() -> None:
+    with pytest.raises(UsageError, match="found: weights of torch.float64"):
+        dimorder.quantize(nn.Linear(3, 5).double(), [torch.randn(2, 3, dtype=torch.float64)])

@@ -21,11 +21,16 @@ def arguments_of_integers(model: GraphModule) -> Mapping[Node, tuple[Any, ...]]:
 
 
 def restore_arguments(model: GraphModule, arguments: Mapping[Node, tuple[Any, ...]]) -> None:
-    """Give calls these arguments again, and remove the constants that nothing reads any more, in place."""
+    """Give calls the numbers among these arguments again, in place.
+
+    Constants that nothing reads any more are removed.
+    """
     for node in model.graph.nodes:
-        if node in arguments and node.args != arguments[node]:
+        pairs = list(zip(arguments.get(node, ()), node.args, strict=False))
+        args = tuple(old if isinstance(old, (int, float)) else new for old, new in pairs)
+        if len(args) == len(node.args) and args != node.args:
             constants = [arg for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr"]
-            node.args = arguments[node]
+            node.args = args
             for constant in constants:
                 if not constant.users:
                     model.graph.erase_node(constant)

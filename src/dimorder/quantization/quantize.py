@@ -33,7 +33,7 @@ from dimorder.quantization.calibration import (
 )
 from dimorder.quantization.constants import without_writes_to_parts, written_buffers
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
-from dimorder.quantization.refusals import not_observed
+from dimorder.quantization.refusals import explained_by_pass, not_observed
 from dimorder.reading import Normalization
 from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
 from dimorder.targets import choices, find
@@ -156,6 +156,10 @@ def quantize(
     assert isinstance(original, GraphModule)
     if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
+    if any(weight.dtype == torch.float64 for weight in original.parameters()):
+        raise UsageError(
+            "model", "weights of torch.float64, which torchao does not quantise", "give model.float()"
+        )
     with installed(f"target {find(target).name}", chosen.install):
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
@@ -188,7 +192,8 @@ def quantize(
             if len(examples) < KEPT:
                 examples.append(call)
     progress("quantising")
-    module = _converted(prepared)
+    with explained_by_pass(quantizer):
+        module = _converted(prepared)
     _forget_networks()
     lost = written_buffers(original) - written_buffers(module)
     if lost:
