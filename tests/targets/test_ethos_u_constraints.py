@@ -109,6 +109,19 @@ def _conv3d(depth: int) -> Build:
     return build
 
 
+def _of_two(kind: str) -> Build:
+    def build(w: TosaWriter) -> TosaValue:
+        x, y = (rescale(w, w.input(name, (1, 6, 5), "INT8"), [1.0], "INT32") for name in ("x", "y"))
+        return w.elementwise(kind, x, y, dtype="INT32" if kind == "MAXIMUM" else "BOOL")
+
+    return build
+
+
+def _selected(w: TosaWriter) -> TosaValue:
+    x, y = (w.input(name, (1, 6, 5), "INT8") for name in ("x", "y"))
+    return w.elementwise("SELECT", w.input("condition", (1, 6, 5), "BOOL"), x, y, dtype="INT8")
+
+
 # What is refused, by which operator, and what is nearly the same and taken.
 CASES: dict[str, tuple[str, Build, Build]] = {
     "depthwise stride": (
@@ -123,6 +136,11 @@ CASES: dict[str, tuple[str, Build, Build]] = {
     "argmax along": ("ARGMAX", _largest(7, 1), _largest(7, 3)),
     "gather": ("GATHER", _gathered, _conv("CONV2D", (65, 66), stride=5)),
     "depth": ("CONV3D", _conv3d(2), _conv3d(1)),
+    **{
+        kind.lower(): (kind, _of_two(kind), _of_two("MAXIMUM"))
+        for kind in ("EQUAL", "GREATER", "GREATER_EQUAL")
+    },
+    "select": ("SELECT", _selected, _of_two("MAXIMUM")),
 }
 
 

@@ -86,7 +86,7 @@ CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
         "TRANSPOSE_CONV2D": _upsampling,
         "RESIZE": _resize,
         "ARGMAX": _argmax,
-        "GATHER": _unknown,
+        **dict.fromkeys(("GATHER", "EQUAL", "GREATER", "GREATER_EQUAL", "SELECT"), _unknown),
     }
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,14 +23,39 @@ aten = torch.ops.aten
 _BITS = 32  # of an integer in TOSA
 
 
-def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
+@dataclass(frozen=True)
+class TosaComparison:
+    """A comparison as an operator of TOSA, whose operands may be swapped and whose result may be negated."""
+
+    kind: str
+    swap: bool = False
+    negated: bool = False
+
+    def write(self, w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
+        truth = w.elementwise(self.kind, *((y, x) if self.swap else (x, y)), dtype="BOOL")
+        return w.elementwise("LOGICAL_NOT", truth) if self.negated else truth
+
+
+_BY_NAME = {
+    aten.eq: TosaComparison("EQUAL"),
+    aten.ne: TosaComparison("EQUAL", negated=True),
+    aten.gt: TosaComparison("GREATER"),
+    aten.lt: TosaComparison("GREATER", swap=True),
+    aten.ge: TosaComparison("GREATER_EQUAL"),
+    aten.le: TosaComparison("GREATER_EQUAL", swap=True),
+}
+COMPARISONS: Mapping[Any, TosaComparison] = MappingProxyType(
+    {each: found for name, found in _BY_NAME.items() for each in (name.Tensor, name.Scalar)}
+)
+
+
+def _compare(comparison: TosaComparison) -> Row:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         # a number takes the tensor's type if it can
         types = [dtype_of(operand) for operand in (a.self, a.other)]
         floats = [dtype for dtype in types if dtype in HALVES] or [t for t in types if t in FLOATS]
         x, y = (value(w, operand, (*floats, "INT32")[0]) for operand in (a.self, a.other))
-        truth = w.elementwise(kind, *((y, x) if swap else (x, y)), dtype="BOOL")
-        return w.elementwise("LOGICAL_NOT", truth) if negated else truth
+        return comparison.write(w, x, y)
 
     return Row(build, halves=is_of_one_type)
 
@@ -75,19 +101,9 @@ def _check_shift(a: Arguments) -> str | None:
     return None if a.is_constant(a.other) else "a shift by computed places"
 
 
-_COMPARISONS = {
-    aten.eq: _compare("EQUAL"),
-    aten.ne: _compare("EQUAL", negated=True),
-    aten.gt: _compare("GREATER"),
-    aten.lt: _compare("GREATER", swap=True),
-    aten.ge: _compare("GREATER_EQUAL"),
-    aten.le: _compare("GREATER_EQUAL", swap=True),
-}
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
-        **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
+        **{target: _compare(comparison) for target, comparison in COMPARISONS.items()},
         aten.isnan.default: Row(_isnan, halves=is_of_one_type),
         **truth_rows(_value, "LOGICAL_XOR", "SELECT", halves=is_of_one_type, bitwise=True),
         aten.bitwise_left_shift.Tensor: Row(_shift_left, _check_shift),

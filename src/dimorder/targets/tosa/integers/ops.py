@@ -22,7 +22,15 @@ from dimorder.targets.tosa import division, logic
 from dimorder.targets.tosa import indices as plain_indices
 from dimorder.targets.tosa import pointwise as plain_pointwise
 from dimorder.targets.tosa import reductions as plain_reductions
-from dimorder.targets.tosa.integers import indices, moves, pointwise, products, reductions, resize
+from dimorder.targets.tosa.integers import (
+    comparisons,
+    indices,
+    moves,
+    pointwise,
+    products,
+    reductions,
+    resize,
+)
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.integers.unsigned import with_unsigned
@@ -86,7 +94,7 @@ def _without_floats(target: Any, plain: Row, row: Row | None) -> Row:
 _QUANTIZED: Mapping[Any, Row] = MappingProxyType(
     {
         target: replace(row, halves=lambda arguments: True)  # integers are the same in any precision
-        for family in (products, pointwise, reductions, resize, moves, indices)
+        for family in (products, pointwise, comparisons, reductions, resize, moves, indices)
         for target, row in family.ROWS.items()
     }
 )

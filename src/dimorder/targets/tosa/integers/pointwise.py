@@ -135,6 +135,10 @@ def _choose(w: W, a: Arguments) -> Numbers:
     return choose(w, value(w, a.condition, "BOOL"), x, y)
 
 
+def _fill(w: W, a: Arguments) -> Numbers:
+    return _choose(w, changed(a, condition=a.mask, self=a.value, other=a.self))
+
+
 def _clamp(target: Any) -> Callable[..., Numbers]:
     """Return a builder for a clamp of a sum, which is applied when the sum is quantised."""
 
@@ -156,7 +160,14 @@ _OF_CONSTANTS = (torch.int8, torch.int16)
 _UNARY = (
     *(aten.abs.default, aten.neg.default, aten.square.default, aten.reciprocal.default, aten.sqrt.default),
     *(aten.rsqrt.default, aten.exp.default, aten.log.default, aten.sin.default, aten.cos.default),
-    *(aten.erf.default, aten.floor.default, aten.ceil.default, aten.sigmoid.default, aten.tanh.default),
+    *(
+        aten.erf.default,
+        aten.floor.default,
+        aten.ceil.default,
+        aten.round.default,
+        aten.sigmoid.default,
+        aten.tanh.default,
+    ),
     *(aten.hardsigmoid.default, aten.hardswish.default, aten.silu.default, aten.mish.default),
     *(aten.softplus.default, aten.gelu.default, aten.elu.default, aten.leaky_relu.default),
     aten.pow.Tensor_Scalar,
@@ -174,7 +185,9 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
         dimorder.prelu_last.default: _prelu,
     }
 )
-_CHOICE = WideKernel(lambda operands: None, positions=("condition",))
+_CHOICES = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+_FILLS = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+_CHOICE, _FILL = (WideKernel(lambda operands: None, positions=(name,)) for name in ("condition", "mask"))
 _KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
     {
         **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda a: quotient(a.other)),
@@ -185,9 +198,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: Row(_function(target), kernel=FUNCTION) for target in _UNARY},
         **{target: Row(_function(target, _clamp(target)), kernel=FUNCTION_OR_SUM) for target in CLAMP_BOUNDS},
-        **dict.fromkeys(
-            (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), Row(_choose, kernel=_CHOICE)
-        ),
+        **dict.fromkeys(_CHOICES, Row(_choose, kernel=_CHOICE)),
+        **dict.fromkeys(_FILLS, Row(_fill, kernel=_FILL)),
         **{
             target: Row(_function(target, write), kernel=_KERNELS.get(target, FUNCTION_OR_SUM))
             for target, write in _BINARY.items()

@@ -175,6 +175,16 @@ def choose(w: IntegerWriter, condition: TosaValue, x: Operand, y: Operand) -> Ac
     return _of_common_grid(w, x, y, lambda *both: w.elementwise("SELECT", condition, *both))
 
 
+def compare(
+    w: IntegerWriter,
+    x: Operand,
+    y: Operand,
+    write: Callable[[IntegerWriter, TosaValue, TosaValue], TosaValue],
+) -> TosaValue:
+    """Return truth values that `write` gives for two operands on one grid."""
+    return _of_common_grid(w, x, y, lambda *both: write(w, *both)).integers
+
+
 def _of_common_grid(
     w: IntegerWriter, x: Operand, y: Operand, write: Callable[[TosaValue, TosaValue], TosaValue]
 ) -> Accumulator:
