@@ -8,17 +8,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import bound, call_before, replace_node
-from dimorder.quantization.wrapped import WrappedQuantizer
 
 aten = torch.ops.aten
-
-
-class NormsInParts(WrappedQuantizer):
-    """Another quantizer, for which instance norms and norms by root mean squares are rewritten first."""
-
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        rewrite_norms(model)
-        return super().transform_for_annotation(model)
 
 
 def rewrite_norms(model: GraphModule) -> None:

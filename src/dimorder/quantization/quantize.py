@@ -165,7 +165,7 @@ def quantize(
 
         from dimorder.quantization.corrections import CorrectedQuantizer
         from dimorder.quantization.masked_softmax import MasksInParts
-        from dimorder.quantization.norms import NormsInParts
+        from dimorder.quantization.unknown_calls import UnknownCalls
 
         progress("preparing")
         if isinstance(calibration, (str, os.PathLike)):
@@ -177,7 +177,7 @@ def quantize(
         given = chain(seen, given)
         inputs = [arguments(exported, call.args, call.kwargs) for call in seen]
         if chosen.in_parts:
-            quantizer = MasksInParts(NormsInParts(quantizer), inputs)
+            quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
         prepared = prepare_pt2e(observed, CorrectedQuantizer(quantizer, inputs))
     examples: list[CalibrationCall] = []
     total = count_examples(whole)

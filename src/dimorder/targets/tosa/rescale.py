@@ -50,10 +50,14 @@ def relative_error(dtype: str, factors: Tensor) -> float:
 def fits(factor: float) -> bool:
     """Return whether RESCALE has that factor.
 
-    >>> fits(0.75), fits(-1.0), fits(2.0**40)
-    (True, False, False)
+    >>> fits(0.75), fits(-1.0), fits(2.0**40), fits(math.inf)
+    (True, False, False, False)
     """
-    return factor > 0 and 31 - math.frexp(factor)[1] in SHIFTS and 30 - math.frexp(factor)[1] in SHIFTS
+    return (
+        0 < factor < math.inf
+        and 31 - math.frexp(factor)[1] in SHIFTS
+        and 30 - math.frexp(factor)[1] in SHIFTS
+    )
 
 
 def rescale_integers(

@@ -1,4 +1,4 @@
-"""Write softmax and layer norm in integers, with reciprocals of sums from a TABLE.
+"""Write softmax, log_softmax and layer norm in integers, with functions of sums from a TABLE.
 
 Shifts first bring the sums to one range: a power of two is taken out of each row (`CLZ`). A TABLE of 513
 numbers interpolates the function of the rest, and a shift puts the power back. The result is right to about
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import IntegerType, in_float32
+from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import as_integers
-from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, times
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, shorten, times
 from dimorder.targets.tosa.integers.sums import add, in_16_bits, multiply
 from dimorder.targets.tosa.reductions import reduce
 from dimorder.targets.tosa.rescale import rescale
@@ -32,23 +33,51 @@ _INTERPOLATED = _ENTRY * 128
 
 def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
     """Return exp(x - max), as a function of the difference in int8, over the sum."""
-    values, of = as_integers(w, x)
-    wide = rescale(w, values, [1.0], "INT32")
-    largest = rescale(w, reduce(w, "REDUCE_MAX", values, {dim}), [1.0], "INT32")
-    below = rescale(w, w.elementwise("SUB", wide, largest), [1.0], "INT8", to_zero_point=127)
-    difference = Lookup.dequantize(below, IntegerType(torch.int8, of.scale, 127))
-    raised = in_16_bits(w, Lookup(below, difference.of, difference.numbers.exp()))
-    limit = raised.limit * x.shape[dim]
-    total = Accumulator(reduce(w, "REDUCE_SUM", raised.integers, {dim}), raised.scales, limit)
-    power = _Power.of(
-        w, total.integers, least=_ENTRY, step=1
-    )  # the largest of a row is e⁰, the largest entry
+    _, raised = _raised(w, x, dim)
+    power = _power_of_sum(w, raised, dim)
     inverse = power.function(w, lambda m: 1 / m)
     # e / S, where S = m · 2³¹ / 2^shift: the product has 15 + 22 bits
     product = times(w, raised.integers, inverse, 7)
     quotient = power.restored(w, product, 1)
     scale = 2.0**7 * 2.0 * 2.0 ** (power.most - 31) / _INTERPOLATED
     return Accumulator(quotient, torch.tensor(scale, dtype=torch.float64), 2**30)
+
+
+def log_softmax(w: W, x: Lookup, dim: int) -> Accumulator:
+    """Return x - max - log(sum(exp(x - max))): exact differences minus a number for each row."""
+    difference, raised = _raised(w, x, dim)
+    power = _power_of_sum(w, raised, dim)
+    # log(m · 2³¹ / 2^shift), in which TABLE gives 2 + log(m)
+    unit, double = (torch.tensor(each, dtype=torch.float64) for each in (2 / _INTERPOLATED, math.log(2)))
+    error = raised.error * x.shape[dim] + 1 / _ENTRY  # each row's sum is 1 at least; an entry is rounded
+    mantissa = Accumulator(power.function(w, lambda m: 2 + m.log()), unit, _INTERPOLATED, error=error)
+    left = w.elementwise("SUB", w.number(power.most, "INT32"), power.shift)
+    logarithm = add(w, mantissa, Accumulator(left, double, power.most))
+    offset = (31 - power.most) * math.log(2) - 2 + math.log(float(raised.scales))
+    logarithm = add(w, logarithm, torch.tensor([offset], dtype=torch.float64))
+    return add(w, difference, logarithm, "SUB")
+
+
+def _raised(w: W, x: Lookup, dim: int) -> tuple[Accumulator, Accumulator]:
+    """Return x - max, and exp(x - max) in integers of which int32 holds the sum."""
+    values, of = as_integers(w, x)
+    wide = rescale(w, values, [1.0], "INT32")
+    largest = rescale(w, reduce(w, "REDUCE_MAX", values, {dim}), [1.0], "INT32")
+    difference = w.elementwise("SUB", wide, largest)
+    scale, is_short = in_float32(of.scale), of.dtype == torch.int16
+    # int8 has a zero point for all differences; for those of int16, which has none, it has a bit too few
+    factor, zero_point = (0.5, 0) if is_short else (1.0, 127)
+    below = rescale(w, difference, [factor], DTYPES[of.dtype], to_zero_point=zero_point)
+    held = Lookup.dequantize(below, IntegerType(of.dtype, scale / factor, zero_point))
+    raised = in_16_bits(w, replace(held, numbers=held.numbers.clamp(max=0).exp()))
+    raised = shorten(w, raised, 30 - x.shape[dim].bit_length())
+    return Accumulator(difference, torch.tensor(scale, dtype=torch.float64), 2 * of.reach), raised
+
+
+def _power_of_sum(w: W, raised: Accumulator, dim: int) -> _Power:
+    """Return the sums of exponents. The largest of each row is e⁰, which is over half of the limit."""
+    total = reduce(w, "REDUCE_SUM", raised.integers, {dim})
+    return _Power.of(w, total, least=raised.limit // 2, step=1)
 
 
 def layer_norm(

@@ -28,7 +28,7 @@ from dimorder.targets.tosa.integers.numbers import (
     shorten,
 )
 from dimorder.targets.tosa.integers.pointwise import scale_by
-from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
+from dimorder.targets.tosa.integers.quotients import layer_norm, log_softmax, softmax
 from dimorder.targets.tosa.integers.sums import as_sum, multiply
 from dimorder.targets.tosa.writer import TosaValue
 
@@ -130,6 +130,11 @@ def _softmax(w: W, a: Arguments) -> Accumulator:
     return softmax(w, x, a.dim % len(x.shape))
 
 
+def _log_softmax(w: W, a: Arguments) -> Accumulator:
+    x: Lookup = w.dense(a.self)
+    return log_softmax(w, x, a.dim % len(x.shape))
+
+
 def _layer_norm(w: W, a: Arguments) -> Accumulator:
     x: Lookup = w.dense(a.input)
     rank = len(x.shape)
@@ -173,6 +178,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.mean.dim: Row(_mean, kernel=SUM),
         **{target: _of_integers(rows[target], x) for target, (rows, x) in _SELECTIONS.items()},
         aten.softmax.int: Row(_softmax, kernel=BYTES),
+        aten.log_softmax.int: Row(_log_softmax, kernel=INTEGERS),
         aten.layer_norm.default: Row(_layer_norm, lambda a: unfit_weights(a, a.weight), kernel=BYTES),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool, kernel=INTEGERS),
         aten.argmax.default: Row(_argmax, kernel=INTEGERS),
