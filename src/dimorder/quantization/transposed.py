@@ -16,6 +16,8 @@ from dimorder.graph.nodes import bound, call_before, replace_node
 
 aten = torch.ops.aten
 
+_TRANSPOSED = (aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+
 
 def widen_transposed(model: GraphModule) -> None:
     """Write each 1-D transposed convolution as one of images with one row, in place.
@@ -40,10 +42,10 @@ def scale_by_output(node: Node) -> None:
     """Give the weight of a transposed convolution in groups a scale per output channel of a group.
 
     Arm's quantizers give it a scale per input channel, which does not fit the bias. XNNPACKQuantizer leaves
-    it in float. A weight is (inputs, outputs / groups, height, width).
+    it in float. A weight is (inputs, outputs / groups, *sizes of the kernel).
     """
     annotation = node.meta.get(Q_ANNOTATION_KEY)
-    if node.target is not aten.conv_transpose2d.input or annotation is None:
+    if node.target not in _TRANSPOSED or annotation is None:
         return
     given = bound(node.target, node.args, node.kwargs)
     specs, groups = annotation.input_qspec_map, given["groups"]

@@ -19,6 +19,7 @@ aten = torch.ops.aten
 _ANNOTATED_AS: Mapping[Any, Any] = MappingProxyType(
     {
         aten._log_softmax.default: aten.exp.default,
+        aten.conv_transpose3d.input: aten.conv_transpose2d.input,
     }
 )
 
@@ -30,6 +31,7 @@ class UnknownCalls(WrappedQuantizer):
         rewrite_norms(model)
         rewrite_logsumexp(model)
         keep_log_softmax(model)
+        split_trilinear(model)
         return super().transform_for_annotation(model)
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -87,6 +89,39 @@ def keep_log_softmax(model: GraphModule) -> None:
             x = call_before(node, aten.to.dtype, (x, value.dtype), value=converted)
         whole = call_before(node, aten._log_softmax.default, (x, given["dim"], False), value=value)
         replace_node(node, whole)
+
+
+def split_trilinear(model: GraphModule) -> None:
+    """Write each trilinear resize as a bilinear one of each image, then one along the depth, in place.
+
+    >>> resize = torch.nn.Upsample(scale_factor=2, mode="trilinear")
+    >>> model = torch.export.export(resize, (torch.ones(1, 3, 4, 5, 6),)).module(check_guards=False)
+    >>> split_trilinear(model)
+    >>> [str(node.target) for node in model.graph.nodes if "upsample" in str(node.target)]
+    ['aten.upsample_bilinear2d.vec', 'aten.upsample_bilinear2d.vec']
+    """
+    for node in model.graph.find_nodes(op="call_function", target=aten.upsample_trilinear3d.vec):
+        given, value = bound(node.target, node.args, node.kwargs), tensor_of(node)
+        n, c, depth, height, width = tensor_of(given["input"]).shape
+        _, _, new_depth, new_height, new_width = value.shape
+        if not all(isinstance(size, int) for size in (*tensor_of(given["input"]).shape, *value.shape)):
+            continue
+        scales = given["scale_factors"]
+
+        images = _call(node, aten.transpose.int, given["input"], 1, 2)
+        images = _call(node, aten.reshape.default, images, [n * depth, c, height, width])
+        images = _bilinear(node, images, [new_height, new_width], scales and scales[1:])
+        volume = _call(node, aten.reshape.default, images, [n, depth, c, new_height, new_width])
+        columns = _call(node, aten.transpose.int, volume, 1, 2)
+        columns = _call(node, aten.reshape.default, columns, [n, c, depth, new_height * new_width])
+        columns = _bilinear(node, columns, [new_depth, new_height * new_width], scales and [scales[0], 1.0])
+        replace_node(node, _call(node, aten.reshape.default, columns, list(value.shape)))
+
+
+def _bilinear(like: Node, x: Node, size: list[int], factors: list[float] | None) -> Node:
+    """Return images resized as `like` resizes volumes: by factors, or to a size if there are none."""
+    aligned = bound(like.target, like.args, like.kwargs)["align_corners"]
+    return _call(like, aten.upsample_bilinear2d.vec, x, None if factors else size, aligned, factors)
 
 
 def _call(place: Node, target: Any, x: Node, *args: Any) -> Node:
