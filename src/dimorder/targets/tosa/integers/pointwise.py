@@ -160,17 +160,11 @@ _OF_CONSTANTS = (torch.int8, torch.int16)
 _UNARY = (
     *(aten.abs.default, aten.neg.default, aten.square.default, aten.reciprocal.default, aten.sqrt.default),
     *(aten.rsqrt.default, aten.exp.default, aten.log.default, aten.sin.default, aten.cos.default),
-    *(
-        aten.erf.default,
-        aten.floor.default,
-        aten.ceil.default,
-        aten.round.default,
-        aten.sigmoid.default,
-        aten.tanh.default,
-    ),
+    *(aten.erf.default, aten.floor.default, aten.ceil.default, aten.sigmoid.default, aten.tanh.default),
     *(aten.hardsigmoid.default, aten.hardswish.default, aten.silu.default, aten.mish.default),
     *(aten.softplus.default, aten.gelu.default, aten.elu.default, aten.leaky_relu.default),
-    aten.pow.Tensor_Scalar,
+    *(aten.log1p.default, aten.log2.default, aten.log10.default, aten.log_sigmoid.default),
+    *(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.round.default, aten.trunc.default),
 )
 _OF_INTEGERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
