@@ -36,5 +36,5 @@ def test_an_error_in_a_pass_of_the_quantizer_has_three_lines() -> None:
 
 
 def test_weights_of_double_precision_are_refused() -> None:
-    with pytest.raises(UsageError, match="found: weights of torch.float64"):
+    with pytest.raises(UsageError, match=r"found: weights of torch\.float64"):
         dimorder.quantize(nn.Linear(3, 5).double(), [torch.randn(2, 3, dtype=torch.float64)])

@@ -39,8 +39,9 @@ class CorrectedQuantizer(WrappedQuantizer):
     - Those of values that are only clamped move to the clamps.
     - A value that is padded with zeros shares the range of its operand, and an infinity is replaced.
     - A transposed convolution in groups has a scale for each output channel.
-    - Integer arithmetic, masks, sums of masks and scores, and what is computed of parameters and state alone
-      stay as they are: a divisor could become 0, and a counter ends with the range of the examples.
+    - Integer arithmetic, masks, and sums of masks and scores stay as they are.
+    - So does what is computed of parameters and state alone. A divisor could become 0, and a counter would
+      end with the range of the examples.
 
     `examples` are some inputs, flat, which show the range of scores.
     """
