@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.masks import VIEWS, Mask, MaskedScores, Masks, Moved
-from dimorder.quantization.scores import ATTENTION, SOFTMAXES, ScoreRun
+from dimorder.quantization.scores import ATTENTION, HIDDEN, SOFTMAXES, Range, ScoreRun
 from dimorder.quantization.small_masks import write_with_small_masks
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -74,9 +74,13 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
     for softmax in softmaxes:
         summed = _before_views(softmax)
         masked = masks.of(summed)
-        lowest = _lowest(masked.scores, seen)
-        if masked.masks and lowest is not None:
-            rivals[writer.write(softmax, summed, masked, lowest)] = softmax
+        counted, whole = seen.range_of(softmax), _range_of_sum(masked.scores, seen)
+        if counted is not None and whole is not None and masked.masks:
+            # The examples may hide no score, and so not show whether the masks would.
+            limit = min(counted.low, -whole.width) - HIDDEN
+            if all(mask.fill <= limit for mask in masked.masks):
+                lowest = whole.low - whole.width / 8
+                rivals[writer.write(softmax, summed, masked, lowest)] = softmax
         for factor in _FACTORS:
             other = write_with_small_masks(model, softmax, seen, factor)
             if other is not None:
@@ -88,13 +92,13 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
     model.recompile()
 
 
-def _lowest(scores: Sequence[Moved], seen: ScoreRun) -> float | None:
-    """Return a number lower than each sum of scores by an eighth of their range, or None without scores."""
+def _range_of_sum(scores: Sequence[Moved], seen: ScoreRun) -> Range | None:
+    """Return the range that a sum of scores may have, or None without scores or of infinities."""
     ranges = [seen.ranges.get(each.value) for each in scores if isinstance(each.value, Node)]
     if not ranges or None in ranges:
         return None
-    low, high = (sum(getattr(each, end) for each in ranges) for end in ("low", "high"))
-    return low - (high - low) / 8 if math.isfinite(high - low) else None
+    whole = Range(*(sum(getattr(each, end) for each in ranges) for end in ("low", "high")))
+    return whole if math.isfinite(whole.width) else None
 
 
 def _before_views(softmax: Node) -> Node:
