@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -132,69 +132,96 @@ def quantize(
     recipe, chosen = _recipe(recipe, find(target))
     require_examples(calibration)
     whole = calibration  # the first example may be taken from an iterator below
-    if calibration is None:
-        if not chosen.dynamic:
-            raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
-        if isinstance(model, torch.nn.Module) and not (args or kwargs):
-            raise UsageError(
-                "args", "no example inputs", "give args=(x,), of the shapes that the network takes"
-            )
-    elif not args and not kwargs:
-        if not isinstance(calibration, (str, os.PathLike)):
-            items = iter(calibration)
-            first = next(items, None)
-            if first is None:
-                raise no_example("calibration")
-            args, kwargs = as_call(first).args, as_call(first).kwargs
-            calibration = chain((first,), items)
-        elif isinstance(model, torch.nn.Module):
-            found = "no example inputs, and files alone to calibrate with"
-            raise UsageError("args", found, "give args=(x,), of the shapes that the network takes")
+    if calibration is None and not chosen.dynamic:
+        raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
+    if not args and not kwargs:
+        (args, kwargs), calibration = _first_call(calibration, model)
     progress("exporting")
     exported, dynamic_shapes = _export(model, args, kwargs, dynamic_shapes)
+    original = _float_network(exported)
+    progress("preparing")
+    if isinstance(calibration, (str, os.PathLike)):
+        calibration = whole = ExampleFiles.read(Path(calibration), exported, normalization)
+    given = iter(_exported_call(exported) if calibration is None else calls(calibration, exported))
+    seen = list(islice(given, 0 if chosen.dynamic else SEEN))
+    with installed(f"target {find(target).name}", chosen.install):
+        prepared = _prepared(exported, chosen, seen)
+    buffers = dict(original.named_buffers())  # observers have buffers of their own
+    with torch.no_grad(), unchanged(prepared, buffers):
+        examples = _observed(prepared, chain(seen, given), count_examples(whole), progress)
+    progress("quantising")
+    module = _converted(prepared)
+    _require_quantized(module, original, recipe)
+    if not chosen.dynamic:
+        progress("correcting biases")
+        correct_biases(module, original, _flat(exported, examples))
+    wasted = tuple(wasted_levels(module.graph))
+    return QuantizedNetwork(module, original, tuple(examples), wasted, dynamic_shapes)
+
+
+def _first_call(calibration: Calibration | None, model: Any) -> tuple[tuple[Any, Any], Calibration | None]:
+    """Return the arguments of the first example, and all examples; a file of a network has its own."""
+    fix = "give args=(x,), of the shapes that the network takes"
+    if calibration is None or isinstance(calibration, (str, os.PathLike)):
+        if isinstance(model, torch.nn.Module):
+            files = "" if calibration is None else ", and files alone to calibrate with"
+            raise UsageError("args", f"no example inputs{files}", fix)
+        return ((), None), calibration
+    items = iter(calibration)
+    first = next(items, None)
+    if first is None:
+        raise no_example("calibration")
+    call = as_call(first)
+    return (call.args, call.kwargs), chain((first,), items)
+
+
+def _float_network(exported: ExportedProgram) -> GraphModule:
+    """Return a program as the module that is to be quantised."""
     original = exported.module(check_guards=False)
     assert isinstance(original, GraphModule)
     if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
     if any(weight.dtype == torch.float64 for weight in original.parameters()):
-        raise UsageError(
-            "model", "weights of torch.float64, which torchao does not quantise", "give model.float()"
-        )
-    with installed(f"target {find(target).name}", chosen.install):
-        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+        found = "weights of torch.float64, which torchao does not quantise"
+        raise UsageError("model", found, "give model.float()")
+    return original
 
-        from dimorder.quantization.corrections import CorrectedQuantizer
-        from dimorder.quantization.masked_softmax import MasksInParts
-        from dimorder.quantization.unknown_calls import UnknownCalls
 
-        progress("preparing")
-        if isinstance(calibration, (str, os.PathLike)):
-            calibration = whole = ExampleFiles.read(Path(calibration), exported, normalization)
-        given = iter(_exported_call(exported) if calibration is None else calls(calibration, exported))
-        observed = exported.module(check_guards=False)
-        quantizer = chosen.quantizer()
-        seen = list(islice(given, 0 if chosen.dynamic else SEEN))
-        given = chain(seen, given)
-        inputs = [arguments(exported, call.args, call.kwargs) for call in seen]
-        if chosen.in_parts:
-            quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
-        prepared = prepare_pt2e(observed, CorrectedQuantizer(quantizer, inputs))
+def _prepared(exported: ExportedProgram, recipe: Recipe, seen: Sequence[CalibrationCall]) -> GraphModule:
+    """Return the network with observers; `seen` are calls that show the ranges of its scores."""
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+    from dimorder.quantization.corrections import CorrectedQuantizer
+    from dimorder.quantization.masked_softmax import MasksInParts
+    from dimorder.quantization.unknown_calls import UnknownCalls
+
+    quantizer, inputs = recipe.quantizer(), _flat(exported, seen)
+    if recipe.in_parts:
+        quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
+    prepared: GraphModule = prepare_pt2e(
+        exported.module(check_guards=False), CorrectedQuantizer(quantizer, inputs)
+    )
+    return prepared
+
+
+def _observed(
+    prepared: GraphModule, given: Iterable[CalibrationCall], total: int | None, progress: Progress
+) -> list[CalibrationCall]:
+    """Call a network with observers, and return the first calls."""
     examples: list[CalibrationCall] = []
-    total = count_examples(whole)
-    buffers = dict(original.named_buffers())  # observers have buffers of their own
-    with torch.no_grad(), unchanged(prepared, buffers):
-        for done, call in enumerate(given):
-            progress(StepPart("calibrating", done, total))
-            try:
-                prepared(*call.args, **call.kwargs)
-            except Exception as error:  # an observer's, of NaN for example, or the network's own
-                raise not_observed(done, error) from error
-            if len(examples) < KEPT:
-                examples.append(call)
-    progress("quantising")
-    with explained_by_pass(quantizer):
-        module = _converted(prepared)
-    _forget_networks()
+    for done, call in enumerate(given):
+        progress(StepPart("calibrating", done, total))
+        try:
+            prepared(*call.args, **call.kwargs)
+        except Exception as error:  # an observer's, of NaN for example, or the network's own
+            raise not_observed(done, error) from error
+        if len(examples) < KEPT:
+            examples.append(call)
+    return examples
+
+
+def _require_quantized(module: GraphModule, original: GraphModule, recipe: str) -> None:
+    """Raise an error unless a network is quantised and has the state of the first one."""
     lost = written_buffers(original) - written_buffers(module)
     if lost:
         found = "torchao computes the buffer once, and no call would change it"
@@ -202,11 +229,11 @@ def quantize(
     if not quantizes(module):
         found = f"nothing in it that recipe {recipe} quantises"
         raise UnsupportedError("the network", found, "lower it in float")
-    if not chosen.dynamic:
-        progress("correcting biases")
-        correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
-    wasted = tuple(wasted_levels(module.graph))
-    return QuantizedNetwork(module, original, tuple(examples), wasted, dynamic_shapes)
+
+
+def _flat(exported: ExportedProgram, given: Sequence[CalibrationCall]) -> list[Sequence[Any]]:
+    """Return the inputs of calls, one for each placeholder of the program."""
+    return [arguments(exported, call.args, call.kwargs) for call in given]
 
 
 def _converted(prepared: GraphModule) -> GraphModule:
@@ -217,8 +244,10 @@ def _converted(prepared: GraphModule) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     _retarget(prepared, torch.ops.aten.batch_norm.default, _batch_norm)
-    module: GraphModule = convert_pt2e(prepared)
+    with explained_by_pass("torchao.convert_pt2e"):
+        module: GraphModule = convert_pt2e(prepared)
     _retarget(module, _batch_norm, torch.ops.aten.batch_norm.default)
+    _forget_networks()
     return module
 
 

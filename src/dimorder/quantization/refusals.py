@@ -6,7 +6,6 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from dimorder.errors import DimorderError, UnsupportedError
 
@@ -35,13 +34,13 @@ def _is_of_numbers(error: Exception) -> bool:
 
 
 @contextmanager
-def explained_by_pass(quantizer: Any) -> Iterator[None]:
-    """Raise what a quantizer's pass raises in three lines: the pass and its operator, the cause, what to do.
+def explained_by_pass(tool: str) -> Iterator[None]:
+    """Raise what a pass raises in three lines: the tool, the pass and its operator; the cause; the fix.
 
-    >>> with explained_by_pass(None):
+    >>> with explained_by_pass("quantizer A"):
     ...     raise KeyError("scale")
     Traceback (most recent call last):
-    dimorder.errors.UnsupportedError: quantizer NoneType
+    dimorder.errors.UnsupportedError: quantizer A
       found: KeyError: 'scale'
       fix: write the operator in other operators, or lower the network in float
     """
@@ -56,7 +55,7 @@ def explained_by_pass(quantizer: Any) -> Iterator[None]:
         text = "\n".join(map(str, chain))
         passes = re.findall(r"when running the '(\w+)' pass", text)[-1:]
         operators = re.findall(r"While executing .*?target=(?:torch\.ops\.)?([\w.]+)", text)[-1:]
-        where = [f"quantizer {type(quantizer).__name__}", *(f"pass {name}" for name in passes), *operators]
+        where = [tool, *(f"pass {name}" for name in passes), *operators]
         fix = "write the operator in other operators, or lower the network in float"
         raise UnsupportedError(", ".join(where), _first_line(chain[-1]), fix) from error
 

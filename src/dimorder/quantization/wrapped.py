@@ -31,7 +31,7 @@ class WrappedQuantizer(Quantizer):  # type: ignore[misc]
     def _explained(self) -> AbstractContextManager[None]:
         """Explain what another tool's quantizer raises; an error of ours stays as it is."""
         ours = isinstance(self.quantizer, WrappedQuantizer)
-        return nullcontext() if ours else explained_by_pass(self.quantizer)
+        return nullcontext() if ours else explained_by_pass(f"quantizer {type(self.quantizer).__name__}")
 
     def validate(self, model: GraphModule) -> None:
         """Check nothing. Arm's quantizer compares devices, and takes a size that is computed for one."""
