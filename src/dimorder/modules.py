@@ -70,6 +70,19 @@ def unchanged(network: nn.Module, names: Collection[str] | None = None) -> Itera
                 setattr(part, key, buffer)
 
 
+def take_own_tensors(network: nn.Module, with_parameters: bool) -> None:
+    """Give a network buffers, and parameters if asked for, that it shares with no other, in place."""
+    own: dict[int, Tensor] = {}
+    for part in network.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = own.setdefault(id(buffer), buffer.detach().clone())
+        for name, parameter in part._parameters.items() if with_parameters else ():
+            if parameter is not None:
+                copy = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                part._parameters[name] = own.setdefault(id(parameter), copy)  # type: ignore[assignment]
+
+
 @contextmanager
 def without_fake_tensors(model: nn.Module) -> Iterator[None]:
     """Undo what torch.export leaves in attributes of a module's parts: tensors without data.

@@ -125,3 +125,24 @@ def test_the_networks_state_stays(target: str) -> None:
     net, examples = Counting().eval(), [example() for _ in range(3)]
     quantized = dimorder.quantize(net, examples, target=target)
     assert not any(buffer.any() for each in (net, quantized.original) for buffer in each.buffers())
+
+
+class Choice(nn.Module):
+    """The logarithms of the weights of actions, of which some are forbidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(24, 11)
+
+    def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
+        return self.linear(x).masked_fill(~allowed, -1e9).log_softmax(-1)
+
+
+def test_logarithms_of_weights_that_count_are_kept() -> None:
+    torch.manual_seed(0)
+    net, examples = Choice().eval(), [(torch.randn(3, 24), torch.rand(3, 11) > 0.4) for _ in range(4)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    assert dimorder.lower(quantized, examples[0], target="tosa").max_rel_error < 0.02
+    for x, allowed in examples:
+        expected, y = net(x, allowed)[allowed], quantized.module(x, allowed)[allowed]
+        assert (y - expected).norm() < 0.06 * expected.norm()

@@ -14,6 +14,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
+from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.physical.wasted_levels import wasted_levels
 from dimorder.targets import find
@@ -227,3 +228,45 @@ def test_integer_arithmetic_stays_integer(target: str) -> None:
     numbers = [node.args[1] for node in quantised.module.graph.nodes if "add" in str(node.target)]
     assert numbers[:1] != [] and {1, 2} <= {number for number in numbers if isinstance(number, int)}
     assert not [name for name, _ in quantised.module.named_buffers() if name.startswith("_tensor_constant")]
+
+
+class Factors(nn.Module):
+    """Convolutions times a number and times a scale of each channel, which Arm's passes fold into weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 5, 3, padding=1)
+        self.scale = nn.Parameter(torch.rand(5, 1, 1) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x) * 3
+        z: torch.Tensor = y + self.second(y) * self.scale
+        return z
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "tosa"])
+def test_the_network_keeps_its_weights(target: str) -> None:
+    torch.manual_seed(0)
+    net, x = Factors().eval(), torch.randn(1, 3, 12, 10)
+    before, expected = {name: value.clone() for name, value in net.state_dict().items()}, net(x)
+    quantized = dimorder.quantize(net, [torch.randn_like(x) for _ in range(4)], target=target)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(quantized.original(x), expected)
+    assert (quantized.module(x) - expected).norm() < 0.05 * expected.norm()
+
+
+def test_examples_that_the_network_writes_to_are_refused() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.linear(x.sub_(0.5))
+            return y
+
+    examples = [torch.randn(2, 5) for _ in range(3)]
+    before = [x.clone() for x in examples]
+    with pytest.raises(UnsupportedError, match="found: the network writes to it"):
+        dimorder.quantize(Writes(), examples)
+    assert all(map(torch.equal, examples, before))

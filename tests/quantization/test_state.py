@@ -51,3 +51,51 @@ def test_state_is_written(name: str, target: str) -> None:
     for x in examples:
         expected, (y,) = net(x), program([x])
         assert (y - expected).norm() < 0.06 * expected.norm()
+
+
+class Collected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 7)
+        self.register_buffer("sum", torch.zeros(2, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sum.add_(self.linear(x)) * 0.5
+
+
+def test_a_sum_that_a_buffer_collects_is_not_quantized() -> None:
+    """It would saturate at the range of the examples, and lose a rounding in each call."""
+    torch.manual_seed(0)
+    net = Collected().eval()
+    examples = [torch.randn(2, 5) for _ in range(8)]
+    module = dimorder.quantize(net, examples).module
+    for _ in range(20):
+        for x in examples:
+            net(x)
+            module(x)
+    assert (module.get_buffer("sum") - net.sum).norm() < 0.03 * net.sum.norm()
+
+
+class Shared(nn.Module):
+    """Two parts that have one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.linear = nn.Module(), nn.Module(), nn.Linear(5, 7)
+        self.first.register_buffer("held", torch.zeros(3, 5))
+        self.second.register_buffer("held", self.first.held)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.held.mul_(0.5).add_(x[:1])
+        y: Tensor = self.linear(x + self.second.held[:1])
+        return y
+
+
+def test_parts_may_share_a_buffer() -> None:
+    torch.manual_seed(0)
+    net, examples = Shared().eval(), [torch.randn(2, 5) for _ in range(6)]
+    module = dimorder.quantize(net, examples).module
+    assert not any(buffer.any() for buffer in net.buffers())
+    for x in examples:
+        expected = net(x)
+        assert (module(x) - expected).norm() < 0.06 * expected.norm()

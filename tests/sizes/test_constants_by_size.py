@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.verification.relative_error import relative_error
-from tests.marks import slow_but
+from tests.marks import require_runtime, slow_but
 from tests.sizes.symbols import PICTURES, TARGETS, errors, lower, refusal, sized
 
 
@@ -168,3 +168,26 @@ def test_a_count_down_is_the_end_of_a_longer_one(target: str) -> None:
     for length in (4, 5, 39, 40):
         x = torch.randn(2, length)
         assert torch.equal(lowered(x), Backwards()(x))
+
+
+class Scaled(nn.Module):
+    """A scale of each feature, repeated to a dynamic size by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 5), nn.Parameter(torch.rand(5) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y * self.scale.expand_as(y)
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_parameter_may_be_repeated_to_a_dynamic_size(target: str) -> None:
+    require_runtime(target)
+    module = Scaled().eval()
+    dims = ({1: torch.export.Dim("L", min=1, max=6)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 3, 8),), target=target, dynamic_shapes=dims)
+    for length in (1, 3, 6):
+        x = torch.randn(1, length, 8)
+        torch.testing.assert_close(lowered.run(x), module(x))

@@ -109,11 +109,6 @@ def test_a_table_stays_in_floats_if_only_one_of_its_readers_quantises_it() -> No
     assert [x.dtype for x in program.buffers() if x.shape == (WORDS, WIDE)] == [torch.float32]
 
 
-def test_a_comparison_of_floats_is_refused_in_integers() -> None:
-    with pytest.raises(UnsupportedError, match=r"aten\.gt\.Tensor of numbers that are not integers"):
-        lower(Scored(lambda found, scores: scores > 0), "tosa")
-
-
 def test_positions_of_64_bits_are_refused_by_an_npu_with_what_to_do() -> None:
     network = Text()
     quantized = dimorder.quantize(network.eval(), [inputs("words", 0)], target="ethos-u85-256")

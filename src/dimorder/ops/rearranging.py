@@ -11,7 +11,7 @@ import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.indexed import cat, slice_
-from dimorder.ops.moves import expand, unsqueeze, view
+from dimorder.ops.moves import unsqueeze, view
 from dimorder.ops.operator import filled, in_torchs_parts, several, spelling
 
 aten = torch.ops.aten
@@ -166,7 +166,7 @@ OPERATORS = (
     spelling(_windows, aten.unfold.default),
     spelling(_im2col, aten.im2col.default),
     spelling(_col2im, aten.col2im.default),
-    spelling(lambda n, x, other: expand(n, x, shape_of(other)), aten.expand_as.default),
+    spelling(lambda n, x, other: n.write(aten.expand.default, x, shape_of(other)), aten.expand_as.default),
     spelling(_repeat, aten.repeat.default),
     spelling(_slice_scatter, aten.slice_scatter.default),
     spelling(_select_scatter, aten.select_scatter.default),

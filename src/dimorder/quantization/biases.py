@@ -17,8 +17,9 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import module_of
-from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS
+from dimorder.graph.nodes import module_of, only_reader
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.modules import unwritten
 from dimorder.quantization.constants import written_buffers
 
 aten = torch.ops.aten
@@ -31,6 +32,7 @@ _CHANNELS: Mapping[Any, int] = {
     aten.convolution.default: 1,
     aten.linear.default: -1,
 }
+_FACTORS = (aten.mul.Tensor, aten.mul.Scalar)
 _NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 
 
@@ -42,7 +44,9 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
     finds the state as it is now, and leaves it so.
     """
     wanted: dict[Node, Tensor] = {}
-    pairs = {_result(twin): (twin, node) for twin, node in _twins(original, quantised) if _own_bias(node)}
+    pairs = {
+        _result(twin, node): (twin, node) for twin, node in _twins(original, quantised) if _own_bias(node)
+    }
 
     def record(node: Node, values: _Each) -> _Each:
         if node in pairs:
@@ -60,8 +64,10 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
         shape[dim] = -1
         return _Each(value + added.reshape(shape) for value in values)
 
-    _OverExamples(original, record).over(examples)
-    _OverExamples(quantised, correct).over(examples)
+    with unwritten(leaf for example in examples for leaf in example):
+        _OverExamples(original, record).over(examples)
+    with unwritten(leaf for example in examples for leaf in example):
+        _OverExamples(quantised, correct).over(examples)
 
 
 class _Each(list[Any]):
@@ -135,10 +141,25 @@ def _own_bias(node: Node) -> Node | None:
     return None
 
 
-def _result(product: Node) -> Node:
-    """Return the result of a convolution or linear in the float network, after its norm if one follows."""
-    users = list(product.users)
-    return users[0] if len(users) == 1 and users[0].target in _NORMS else product
+def _result(twin: Node, product: Node) -> Node:
+    """Return what the float network has for the result of `product`, whose twin there is given.
+
+    A norm after the twin, or a product with a constant, may be a part of the weights of `product`.
+    """
+    result, reader = twin, only_reader(twin)
+    if reader is not None and reader.target in _NORMS:
+        result, reader = reader, only_reader(reader)
+    is_folded = reader is not None and reader.target in _FACTORS
+    return reader if is_folded and not _is_multiplied(product) else result  # type: ignore[return-value]
+
+
+def _is_multiplied(value: Node) -> bool:
+    """Return whether a product reads a value, or what it is quantised to."""
+    readers = list(value.users)
+    return any(
+        _is_multiplied(reader) if reader.target in (QUANTIZE, DEQUANTIZE) else reader.target in _FACTORS
+        for reader in readers
+    )
 
 
 def _mean(values: _Each, dim: int) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
@@ -21,16 +22,18 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.graph.nodes import drop_meta, set_meta
+from dimorder.graph.nodes import args_of, drop_meta, set_meta
 from dimorder.physical.wasted_levels import clamp_range
-from dimorder.quantization.constants import constant_nodes
+from dimorder.quantization.constants import constant_nodes, root_of
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.masks import masking_calls
 from dimorder.quantization.pads import share_ranges, write_near_fills
 from dimorder.quantization.plain_calls import write_plainly
-from dimorder.quantization.scores import ScoreRun, scores_of
+from dimorder.quantization.scores import ScoreRun, is_product, scores_of
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
+
+aten = torch.ops.aten
 
 
 class CorrectedQuantizer(WrappedQuantizer):
@@ -40,8 +43,8 @@ class CorrectedQuantizer(WrappedQuantizer):
     - A value that is padded with zeros shares the range of its operand, and an infinity is replaced.
     - A transposed convolution in groups has a scale for each output channel.
     - Integer arithmetic, masks, and sums of masks and scores stay as they are.
-    - So does what is computed of parameters and state alone. A divisor could become 0, and a counter would
-      end with the range of the examples.
+    - So do sums that a buffer collects, and what is computed of parameters and state alone. A divisor could
+      become 0, and a counter would end with the range of the examples.
 
     `examples` are some inputs, flat, which show the range of scores.
     """
@@ -61,8 +64,7 @@ class CorrectedQuantizer(WrappedQuantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         annotated = super().annotate(model)
-        inner = constant_nodes(annotated, with_state=True)
-        _forget(annotated, {*inner, *masking_calls(annotated), *self._wide(annotated)})
+        _forget(annotated, {*_inner(annotated), *masking_calls(annotated), *self._wide(annotated)})
         for node in annotated.graph.nodes:
             scale_by_output(node)
             if clamp_range(node) is not None:
@@ -80,6 +82,17 @@ class CorrectedQuantizer(WrappedQuantizer):
             value = node.meta.get("val")
             if isinstance(value, Tensor) and not value.is_floating_point():
                 yield node
+
+
+def _inner(model: GraphModule) -> Iterator[Node]:
+    """Yield what is computed of parameters and state alone, and sums that a buffer collects."""
+    yield from constant_nodes(model)
+    yield from (node for node in constant_nodes(model, with_state=True) if not is_product(node))
+    for copy in model.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        buffer, value, *_ = args_of(copy)
+        reads = map(root_of, value.all_input_nodes)
+        if value.target in (aten.add.Tensor, aten.sub.Tensor) and root_of(buffer) in reads:
+            yield value
 
 
 def _forget(model: GraphModule, calls: Collection[Node]) -> None:

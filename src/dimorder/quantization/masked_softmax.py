@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.masks import VIEWS, Mask, MaskedScores, Masks, Moved
-from dimorder.quantization.scores import ATTENTION, HIDDEN, SOFTMAXES, Range, ScoreRun
+from dimorder.quantization.scores import ATTENTION, HIDDEN, SOFTMAXES, Range, ScoreRun, scores_of
 from dimorder.quantization.small_masks import write_with_small_masks
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -66,7 +66,7 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
         given = bound(node.target, node.args, node.kwargs)
         if (given["attn_mask"] is not None or given["is_causal"]) and not given["dropout_p"]:
             _write_attention(model, node, given)
-    softmaxes = [node for node in model.graph.nodes if node.target in SOFTMAXES and tensor_of(node).dim()]
+    softmaxes = [node for node in scores_of(model) if node.target is not ATTENTION and tensor_of(node).dim()]
     if not softmaxes:
         return
     seen, masks, writer = ScoreRun(model, examples), Masks(model), _Writer(model)
@@ -75,7 +75,8 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
         summed = _before_views(softmax)
         masked = masks.of(summed)
         counted, whole = seen.range_of(softmax), _range_of_sum(masked.scores, seen)
-        if counted is not None and whole is not None and masked.masks:
+        has_parts = softmax.target in SOFTMAXES and bool(masked.masks)
+        if has_parts and counted is not None and whole is not None:
             # The examples may hide no score, and so not show whether the masks would.
             limit = min(counted.low, -whole.width) - HIDDEN
             if all(mask.fill <= limit for mask in masked.masks):

@@ -55,7 +55,8 @@ def write_plainly(model: GraphModule) -> None:
             node.target = _OTHER_NAMES[node.target]
         elif node.target is aten.expand_as.default:
             sizes = list(tensor_of(node).shape)
-            replace_node(node, call_before(node, aten.expand.default, (node.args[0], sizes)))
+            if all(isinstance(size, int) for size in sizes):
+                replace_node(node, call_before(node, aten.expand.default, (node.args[0], sizes)))
         elif writes(node) and node.target is not aten.copy_.default:
             node = _write_in_place(node)
         if node.target is aten.index_put.default:

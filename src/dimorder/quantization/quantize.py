@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError, UsageError, installed
+from dimorder.graph.nodes import where
 from dimorder.lowered import Lowered
-from dimorder.modules import one_at_a_time, unchanged
+from dimorder.modules import one_at_a_time, take_own_tensors, unchanged, unwritten
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (
@@ -31,7 +33,7 @@ from dimorder.quantization.calibration import (
     no_example,
     require_examples,
 )
-from dimorder.quantization.constants import without_writes_to_parts, written_buffers
+from dimorder.quantization.constants import root_of, without_writes_to_parts, writes, written_buffers
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.quantization.refusals import explained_by_pass, not_observed
 from dimorder.reading import Normalization
@@ -146,9 +148,10 @@ def quantize(
     seen = list(islice(given, 0 if chosen.dynamic else SEEN))
     with installed(f"target {find(target).name}", chosen.install):
         prepared = _prepared(exported, chosen, seen)
-    buffers = dict(original.named_buffers())  # observers have buffers of their own
+    # Observers have buffers of their own.
+    buffers = {name for name, _ in original.named_buffers(remove_duplicate=False)}
     with torch.no_grad(), unchanged(prepared, buffers):
-        examples = _observed(prepared, chain(seen, given), count_examples(whole), progress)
+        examples = _observed(prepared, original, chain(seen, given), count_examples(whole), progress)
     progress("quantising")
     module = _converted(prepared)
     _require_quantized(module, original, recipe)
@@ -181,7 +184,13 @@ def _float_network(exported: ExportedProgram) -> GraphModule:
     assert isinstance(original, GraphModule)
     if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
-    if any(weight.dtype == torch.float64 for weight in original.parameters()):
+    for node in original.graph.nodes:
+        if writes(node) and root_of(node).op == "placeholder":
+            fix = "return the new value as an output instead, or keep it in a buffer"
+            raise UnsupportedError(
+                f"input {root_of(node).name} ({where(node)})", "the network writes to it", fix
+            )
+    if any(weight.dtype == torch.float64 and weight.dim() > 1 for weight in original.parameters()):
         found = "weights of torch.float64, which torchao does not quantise"
         raise UsageError("model", found, "give model.float()")
     return original
@@ -198,26 +207,41 @@ def _prepared(exported: ExportedProgram, recipe: Recipe, seen: Sequence[Calibrat
     quantizer, inputs = recipe.quantizer(), _flat(exported, seen)
     if recipe.in_parts:
         quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
-    prepared: GraphModule = prepare_pt2e(
-        exported.module(check_guards=False), CorrectedQuantizer(quantizer, inputs)
-    )
+    module = exported.module(check_guards=False)
+    take_own_tensors(module, with_parameters=recipe.in_parts)  # Arm's passes write factors into weights
+    prepared: GraphModule = prepare_pt2e(module, CorrectedQuantizer(quantizer, inputs))
     return prepared
 
 
 def _observed(
-    prepared: GraphModule, given: Iterable[CalibrationCall], total: int | None, progress: Progress
+    prepared: GraphModule,
+    original: GraphModule,
+    given: Iterable[CalibrationCall],
+    total: int | None,
+    progress: Progress,
 ) -> list[CalibrationCall]:
     """Call a network with observers, and return the first calls."""
     examples: list[CalibrationCall] = []
     for done, call in enumerate(given):
         progress(StepPart("calibrating", done, total))
-        try:
-            prepared(*call.args, **call.kwargs)
-        except Exception as error:  # an observer's, of NaN for example, or the network's own
-            raise not_observed(done, error) from error
+        with unwritten(pytree.tree_leaves((call.args, call.kwargs))):
+            try:
+                prepared(*call.args, **call.kwargs)
+            except Exception as error:  # an observer's, of NaN for example, or the network's own
+                raise not_observed(done, error, _runs(original, call)) from error
         if len(examples) < KEPT:
             examples.append(call)
     return examples
+
+
+def _runs(original: GraphModule, call: CalibrationCall) -> bool:
+    """Return whether the float network takes a call."""
+    try:
+        with unchanged(original):
+            original(*call.args, **call.kwargs)
+    except Exception:  # whatever a network may raise
+        return False
+    return True
 
 
 def _require_quantized(module: GraphModule, original: GraphModule, recipe: str) -> None:

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dimorder.errors import DimorderError, UnsupportedError
 
 
-def not_observed(example: int, error: Exception) -> UnsupportedError:
+def not_observed(example: int, error: Exception, runs: bool = False) -> UnsupportedError:
     """Return the error for an example on which an observer, or the network itself, raised.
+
+    `runs` says that the float network takes the example, so that what was prepared raised.
 
     >>> print(not_observed(3, IndexError("index out of range in self")))
     example 3 of the calibration
@@ -22,6 +24,9 @@ def not_observed(example: int, error: Exception) -> UnsupportedError:
     if _is_of_numbers(error):
         fix = "give examples of which the network makes numbers, or lower it in float"
         return UnsupportedError(where, _first_line(error), fix)
+    if runs:
+        fix = "write the operator in other operators, or lower the network in float"
+        return UnsupportedError(where, f"the network with observers raised {_first_line(error)}", fix)
     fix = "give examples that the network takes: model(*example) must run in PyTorch"
     return UnsupportedError(where, f"the network raised {_first_line(error)}", fix)
 

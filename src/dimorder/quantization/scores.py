@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import args_of, bound, tensor_of
-from dimorder.modules import unchanged
+from dimorder.modules import unchanged, unwritten
 from dimorder.quantization.refusals import not_observed
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ _APART = 1000.0
 _NEAR = 1e-3
 ATTENTION = aten.scaled_dot_product_attention.default
 SOFTMAXES = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-_LOGARITHMS = (aten.log_softmax.int, aten._log_softmax.default)
+LOGARITHMS = (aten.log_softmax.int, aten._log_softmax.default)
 _PRODUCTS = ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d")
 
 
@@ -59,7 +59,7 @@ def scores_of(model: GraphModule) -> dict[Node, Node]:
     """Return the softmaxes of a network with their scores, and attentions with the masks that they add."""
     found: dict[Node, Node] = {}
     for node in model.graph.nodes:
-        if node.target in (*SOFTMAXES, *_LOGARITHMS):
+        if node.target in (*SOFTMAXES, *LOGARITHMS):
             found[node] = args_of(node)[0]
         elif node.target is ATTENTION:
             mask = bound(node.target, node.args, node.kwargs)["attn_mask"]
@@ -81,7 +81,8 @@ class ExampleRun(GraphRun):
         with unchanged(self.module):
             for index, example in enumerate(examples):
                 try:
-                    results.append(self.run(*example))
+                    with unwritten(example):
+                        results.append(self.run(*example))
                 except Exception as error:  # the network's own
                     raise not_observed(index, error) from error
         return results
@@ -117,9 +118,9 @@ class ScoreRun(ExampleRun):
                 found = range_of(value)
                 self.ranges[each] = found.joined(self.ranges.get(each, found))
         if node in self.rivals:
-            self._weights[node] = result
+            self._weights[node] = _weights(node, result)
         if node in self.scores and result.numel() and result.dim():
-            self._observe(node, operands[self.scores[node]], result)
+            self._observe(node, operands[self.scores[node]], _weights(node, result))
         return result
 
     def _observe(self, softmax: Node, scores: Tensor, weights: Tensor) -> None:
@@ -167,8 +168,18 @@ class ScoreRun(ExampleRun):
         return node in self.ranges and not self.ranges[node].width <= limit
 
 
+def _weights(softmax: Node, result: Tensor) -> Tensor:
+    """Return the weights of a softmax, or of one that gives their logarithms."""
+    return result.exp() if softmax.target in LOGARITHMS else result
+
+
+def is_product(node: Node) -> bool:
+    """Return whether a call is a linear, a convolution or a matmul."""
+    return getattr(node.target, "_opname", "") in _PRODUCTS
+
+
 def _is_elementwise(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "_opname", "") not in _PRODUCTS
+    return node.op == "call_function" and not is_product(node)
 
 
 def sources_of(values: Any) -> Iterator[Node]:
