@@ -22,6 +22,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from dimorder.graph.elements import function_copies
 from dimorder.graph.nodes import args_of, drop_meta, set_meta
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.quantization.constants import constant_nodes, root_of
@@ -89,10 +90,18 @@ def _inner(model: GraphModule) -> Iterator[Node]:
     yield from constant_nodes(model)
     yield from (node for node in constant_nodes(model, with_state=True) if not is_product(node))
     for copy in model.graph.find_nodes(op="call_function", target=aten.copy_.default):
-        buffer, value, *_ = args_of(copy)
-        reads = map(root_of, value.all_input_nodes)
-        if value.target in (aten.add.Tensor, aten.sub.Tensor) and root_of(buffer) in reads:
+        buffer, value, *_ = map(_copied, copy.all_input_nodes)
+        is_sum = value.target in (aten.add.Tensor, aten.sub.Tensor)
+        sources = {each.target for each in map(_copied, value.all_input_nodes) if each.op == "get_attr"}
+        if is_sum and buffer.target in sources:
             yield value
+
+
+def _copied(value: Node) -> Node:
+    """Return the value that a value is a view or a copy of."""
+    while function_copies((value := root_of(value)).target):
+        value = args_of(value)[0]
+    return value
 
 
 def _forget(model: GraphModule, calls: Collection[Node]) -> None:
