@@ -154,6 +154,23 @@ def test_bad_input_ends_in_three_lines(argv, code, words, capfd):
     assert sorted(ROOT.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        (["plan", f"{HERE}:exits", *INPUT], "SystemExit: 0 (networks.py:"),
+        (["plan", f"{HERE}:exits", "--arg", "code=3", *INPUT], "SystemExit: 3 (networks.py:"),
+        *(
+            ([command, f"{HERE}:Exits", *INPUT], "SystemExit: 0 (networks.py:")
+            for command in ("plan", "inspect", "check", "bench")
+        ),
+    ],
+)
+def test_a_network_that_ends_python_is_an_error(argv, found, capfd):
+    lines = refused(capfd, argv, 1).splitlines()
+    assert lines[0] == f"MODEL {argv[1]}" and lines[1].startswith(f"  found: its code raised {found}")
+    assert lines[2] == "  fix: take the exit out, or put it under if __name__ == '__main__'"
+
+
 def test_what_nobody_expected_is_told_in_three_lines_too(capfd, monkeypatch):
     def broken(*args, **options):
         raise IndexError("tuple index\nout of range")

@@ -18,6 +18,7 @@ from dimorder.cli import (
     export_runner,
     inspect,
     lower,
+    models,
     ops,
     plan,
     run,
@@ -107,7 +108,10 @@ def _finish(options: argparse.Namespace, console: Console) -> int:
         check_outputs(output_paths(options), input_paths(options))
         with console.progress(quiet=getattr(options, "json", None) == "-") as progress:
             command: Command = options.command
-            answer = command.run(options, progress)
+            try:
+                answer = command.run(options, progress)
+            except SystemExit as error:  # only code of a network ends Python
+                raise models.exit_error(options.model, error) from error
             console.check_interrupt()
             write_files(answer, options)
         print_answer(answer, options, console)

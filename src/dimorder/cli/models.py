@@ -334,14 +334,21 @@ def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
         raise _failed(spec, "calling it", error) from error
 
 
-def _failed(spec: str, doing: str, error: Exception) -> DimorderError:
+def exit_error(spec: str, error: SystemExit) -> DimorderError:
+    """Return the error of a network whose code ends Python."""
+    fix = "take the exit out, or put it under if __name__ == '__main__'"
+    return _failed(spec, "its code", error, fix)
+
+
+def _failed(
+    spec: str,
+    doing: str,
+    error: BaseException,
+    fix: str = "fix it, or see the whole traceback with --debug",
+) -> DimorderError:
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return DimorderError(
-        f"MODEL {spec}",
-        f"{doing} raised {_one_line(error)}{at}",
-        "fix it, or see the whole traceback with --debug",
-    )
+    return DimorderError(f"MODEL {spec}", f"{doing} raised {_one_line(error)}{at}", fix)
 
 
 def _one_line(error: BaseException) -> str:
