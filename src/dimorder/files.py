@@ -13,22 +13,40 @@ from dimorder.errors import writable
 def write_whole(
     path: str | os.PathLike[str], data: bytes, companions: Mapping[str, bytes] | None = None
 ) -> Path:
-    """Write a file under a temporary name and rename it, so that no partial file is left; return its path.
+    """Write a file with its companions by `write_all`, and return its path."""
+    write_all(with_companions(path, data, companions))
+    return Path(path)
 
-    `companions` has the contents of further files, by the suffix that follows the whole name of `path`. All
-    files are written, or none: if one cannot be written, those that were replaced get their old content back.
+
+def with_companions(
+    path: str | os.PathLike[str], data: bytes, companions: Mapping[str, bytes] | None = None
+) -> dict[Path, bytes]:
+    """Return the content of each file: `companions` has more files, by the suffix after the name of `path`.
+
+    >>> list(with_companions("net.tosa", b"", {".json": b""}))
+    [PosixPath('net.tosa.json'), PosixPath('net.tosa')]
     """
     path = Path(path)
-    contents = {path.with_name(path.name + suffix): content for suffix, content in (companions or {}).items()}
-    contents[path] = data
+    return {
+        **{path.with_name(path.name + suffix): content for suffix, content in (companions or {}).items()},
+        path: data,
+    }
+
+
+def write_all(contents: Mapping[Path, bytes]) -> None:
+    """Write files under temporary names and rename them, so that no partial file is left.
+
+    All files are written, or none: if one cannot be written, those that were replaced get their old content
+    back.
+    """
     parts = {file: file.with_name(f".{file.name}.{os.getpid()}.part") for file in contents}
     replaced: dict[Path, bytes | None] = {}
-    file = path
+    file, last = None, list(contents)[-1:]
     try:
         for file, content in contents.items():
             parts[file].write_bytes(content)
         for file, part in parts.items():
-            before = file.read_bytes() if file != path and file.exists() else None
+            before = file.read_bytes() if [file] != last and file.exists() else None
             part.replace(file)
             replaced[file] = before
     except OSError:
@@ -40,4 +58,3 @@ def write_whole(
         for part in parts.values():
             with suppress(OSError):  # a name that is too long to write is also too long to delete
                 part.unlink(missing_ok=True)
-    return path

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 
-from dimorder.cli.answer import check_outputs
+from dimorder.cli.answer import Answer, check_outputs, write_files
 from dimorder.errors import UsageError
 from tests.cli.commands import HERE, refused
 
@@ -42,7 +44,25 @@ def test_two_files_need_two_names(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_files_of_an_answer_are_written_together_or_not_at_all(tmp_path):
+    (tmp_path / "a.json").write_text("old")
+    (tmp_path / "b").mkdir()
+    files = [(str(tmp_path / name), b"new", {".json": b"{}"}) for name in ("a", "b")]
+    with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+        write_files(Answer("", files=files), Namespace())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "b"]
+    assert (tmp_path / "a.json").read_text() == "old"
+
+
+def test_a_file_of_an_answer_is_not_the_json_too(tmp_path):
+    path = str(tmp_path / "net.tosa")
+    with pytest.raises(UsageError, match="given for two files"):
+        write_files(Answer("", {}, [(path, b"", {".json": b""})]), Namespace(json=f"{path}.json"))
+    assert not list(tmp_path.iterdir())
+
+
 NET = f"{HERE}:Tiny"
+BY_SIZE = f"lower {HERE}:fails --input 1x3xHx7 --range H=8..16:8 --target tosa -o net.tosa"
 
 
 @pytest.mark.parametrize(
@@ -70,12 +90,24 @@ NET = f"{HERE}:Tiny"
         ("check x.json --json x.json", "a file that the command reads"),
         ("check b.pte x.json --json x.json", "a file that the command reads"),
         ("check a.tosa --json a.tosa.json", "a file that the command reads"),
+        (f"{BY_SIZE} --json net-8.tosa.json", "net-8.tosa.json\n  found: given for two files"),
+        (f"{BY_SIZE} --calibrate net-16.tosa", "-o of size 16 net-16.tosa\n  found: a file that the command"),
         ("run a.tosa --input x.npy --json a.tosa.json", "a file that the command reads"),
     ],
 )
 def test_no_output_takes_the_place_of_a_source(command, words, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    for name in ("a.pte", "b.pte", "a.pt2", "nets.py", "x.npy", "x.json", "a.tosa", "a.tosa.json"):
+    for name in (
+        "a.pte",
+        "b.pte",
+        "a.pt2",
+        "nets.py",
+        "x.npy",
+        "x.json",
+        "a.tosa",
+        "a.tosa.json",
+        "net-16.tosa",
+    ):
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "a.tosa").write_bytes(bytes(4) + b"TOSA")
     (tmp_path / "b.pt2").symlink_to("a.pt2")

@@ -16,6 +16,7 @@ from dimorder.errors import UsageError, writable
 
 # NO means that a check failed, or that a tensor or a network was refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
+_TWICE = ("given for two files", "give each its own name")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Answer:
     Attributes:
         text: The text to print, unless the JSON goes to stdout.
         data: The data that `--json` writes; a str is JSON already, and None is nothing.
-        files: For each file, the arguments of `files.write_whole`.
+        files: For each file, the arguments of `files.with_companions`.
         code: The exit code.
     """
 
@@ -58,7 +59,7 @@ def check_outputs(paths: Mapping[str, str | None], read: Iterable[str]) -> None:
     for option, path in files.items():
         where = f"{option} {path}"
         if list(files.values()).count(path) > 1:
-            raise UsageError(where, "given for two files", "give each its own name")
+            raise UsageError(where, *_TWICE)
         with writable(where, "name a file in a folder that exists and that you can write to"):
             if path.is_dir() or (path.exists() and not path.is_file()):
                 raise UsageError(where, "a folder or a device", "name a file")
@@ -76,14 +77,23 @@ def _is_same(path: Path, source: str) -> bool:
 
 
 def write_files(answer: Answer, options: argparse.Namespace) -> None:
-    """Write the files of an answer, and its JSON if `--json` names a file."""
+    """Write all files of an answer or none, among them its JSON if `--json` names a file.
+
+    Raises:
+        UsageError: if two files have one name, or if a file cannot be written.
+    """
     from dimorder import files
 
-    for file in answer.files:
-        files.write_whole(*file)
+    contents: dict[Path, bytes] = {}
     path = getattr(options, "json", None)
     if path not in (None, "-") and answer.data is not None:
-        files.write_whole(path, f"{_json(answer.data)}\n".encode())
+        contents[Path(path)] = f"{_json(answer.data)}\n".encode()
+    for file in answer.files:
+        named = files.with_companions(*file)
+        for twice in contents.keys() & named.keys():
+            raise UsageError(str(twice), *_TWICE)
+        contents |= named
+    files.write_all(contents)
 
 
 def print_answer(answer: Answer, options: argparse.Namespace, console: Console) -> None:

@@ -79,12 +79,18 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     target = target_of(options)
     if options.output and not options.target:
         _require_suffix(options.output)
+    fixed = target.dynamic is None
+    known = sizes.symbols(options.input, options.range)
+    by_size = fixed and bool(known)
     if options.output:
         target.check_name(Path(options.output))
-        seconds = {f"{end} of -o": options.output + end for end in target.files.companions}
-        check_outputs({**written, **seconds}, input_paths(options))
-    fixed = target.dynamic is None
-    by_size = fixed and bool(sizes.symbols(options.input, options.range))
+        outputs = {"-o": options.output}
+        if by_size:
+            named = (_sized(options.output, point) for point in sizes.points(known))
+            outputs = {f"-o of size {size}": file for size, file in named}
+        for option, file in list(outputs.items()):
+            outputs |= {f"{end} of {option}": file + end for end in target.files.companions}
+        check_outputs({**written, "-o": None, **outputs}, input_paths(options))
     if by_size:
         _require_no_page(options, target.name)
     model, args, kwargs = network(options, progress)
@@ -131,17 +137,24 @@ def _answer_by_size(
     from dimorder import api
 
     lines, files, data = [], [], {}
-    path = Path(options.output or "")
     found = pipeline(api.lower_sizes, named, options, progress, run_artifact=options.run)
     for size, lowered in found.items():
-        name = "x".join(map(str, size))
-        file = path.with_stem(f"{path.stem}-{name}") if options.output else None
+        name, file = _sized(options.output or "", size)
         data[name] = lowered.to_dict()
-        written = "" if file is None else f", {file}"
-        lines.append(f"{name:13}{_cost_line(lowered)}{written}")
-        if file is not None:
-            files.append((str(file), lowered.artifact.data, lowered.artifact.companions))
+        lines.append(f"{name:13}{_cost_line(lowered)}{file and f', {file}'}")
+        if file:
+            files.append((file, lowered.artifact.data, lowered.artifact.companions))
     return Answer("\n".join(lines), data, files)
+
+
+def _sized(output: str, point: Sequence[int]) -> tuple[str, str]:
+    """Return the name of some sizes, and the file of the graph of these sizes; both follow from -o.
+
+    >>> _sized("net.tosa", (64, 96))
+    ('64x96', 'net-64x96.tosa')
+    """
+    name, path = "x".join(map(str, point)), Path(output)
+    return name, str(path.with_stem(f"{path.stem}-{name}")) if output else ""
 
 
 def _cost_line(lowered: Lowered) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,22 @@ def example_sizes(known: Mapping[str, Symbol]) -> dict[str, int]:
         assert symbol.maximum is not None
         sizes[symbol.name] = min(symbol.maximum, max(symbol.minimum, 2 * symbol.step))
     return sizes
+
+
+def points(known: Mapping[str, Symbol]) -> list[tuple[int, ...]]:
+    """Return all sizes of the letters; none if they are more than a command lowers one by one.
+
+    >>> points({"H": parse_range("H=8..16:8"), "W": parse_range("W=3..4")})
+    [(8, 3), (8, 4), (16, 3), (16, 4)]
+    """
+    from dimorder.pipeline.source import MOST_GRAPHS
+    from dimorder.sizes.range_sizes import sizes_of
+
+    found = itertools.product(
+        *(list(itertools.islice(sizes_of(each), MOST_GRAPHS + 1)) for each in known.values())
+    )
+    few = list(itertools.islice(found, MOST_GRAPHS + 1))
+    return few if len(few) <= MOST_GRAPHS else []
 
 
 def dynamic_shapes(
