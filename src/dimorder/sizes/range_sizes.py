@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from dimorder.capture.export import MOST_SIZES
 from dimorder.contract import Symbol
 
 _CANDIDATES = {1: 24, 2: 10, 3: 6, 4: 4, 5: 4, 6: 4}  # sizes of each symbol, by the number of symbols
@@ -16,6 +17,20 @@ def sizes_of(symbol: Symbol) -> range:
     """Return all values that a dynamic size may have."""
     least, most = ends(symbol)
     return range(least, most + 1, symbol.step)
+
+
+def combinations(sizes: Sequence[Iterable[int]]) -> Iterator[tuple[int, ...]]:
+    """Yield all combinations of sizes, in the order of `itertools.product`, without a list of a long range.
+
+    >>> next(combinations([range(2, 10**12), range(3, 10**12)]))
+    (2, 3)
+    """
+    if not sizes:
+        yield ()
+        return
+    for size in sizes[0]:
+        for rest in combinations(sizes[1:]):
+            yield (size, *rest)
 
 
 def ends(symbol: Symbol) -> tuple[int, int]:
@@ -41,8 +56,12 @@ def candidate_sizes(symbols: Sequence[Symbol], least: int) -> list[list[int]]:
 
 
 def _some(symbol: Symbol, count: int) -> list[int]:
-    """Return sizes in a range: the smallest primes from 2 roots on, primes all over the range, and others."""
-    roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
+    """Return sizes in a range: the smallest primes from 2 roots on, primes all over the range, and others.
+
+    Of a very long range, only the first sizes are tried.
+    """
+    first = sizes_of(symbol)[:MOST_SIZES]
+    roots = [size // symbol.step for size in first if size // symbol.step > 1]
     primes = list(filter(is_odd_prime, roots))
     spread = primes[:: max(1, len(primes) // count)]
     mixed = [root for pair in itertools.zip_longest(primes, spread) for root in pair if root is not None]

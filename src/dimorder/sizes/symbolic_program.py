@@ -28,7 +28,7 @@ from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
 from dimorder.sizes.points_apart import are_apart, find_three_apart, products_are_apart
-from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, sizes_of
+from dimorder.sizes.range_sizes import candidate_sizes, combinations, ends, is_odd_prime, sizes_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
 
@@ -297,6 +297,9 @@ class SymbolicProgram:
         if len(symbols) != 1 or len(size.node.expr.free_symbols) != 1:
             return False
         known, name = sizes_of(symbols[0]), symbols[0].name
+        if len(known) > MOST_SIZES:
+            (root,) = size.node.expr.free_symbols
+            return bool(size.node.expr.is_polynomial(root) and sympy.degree(size.node.expr, root) == 1)
         return is_affine([self.size_at(size, {**self.middle, name: each}) for each in known], known)
 
     def _symbols_in(self, expression: Any) -> list[Symbol]:
@@ -368,4 +371,4 @@ def _middle(symbol: Symbol) -> int:
 def _points(symbols: Sequence[Symbol], sizes: Iterable[Iterable[int]]) -> Iterator[Point]:
     """Yield all combinations of some sizes of each symbol."""
     names = [symbol.name for symbol in symbols]
-    return (dict(zip(names, point, strict=True)) for point in itertools.product(*sizes))
+    return (dict(zip(names, point, strict=True)) for point in combinations(list(sizes)))
