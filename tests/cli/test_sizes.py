@@ -69,7 +69,13 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
             "write the letter there",
         ),
         (["--input", "Nx3x5x7", "--range", "N=4"], "no range", "write N=1..16, or H=64..256:32"),
-        (["--input", "Nx3x5x7", "--range", "N=9..4"], "range 9 to 4", "give an identifier and 0 <= minimum"),
+        (["--input", "Nx3x5x7", "--range", "N=9..4"], "4 is less than 9", "write the least size first"),
+        (["--input", "Nx3x5x7", "--range", "N=4..8:0"], "a step of 0", "give a step of 1 or more"),
+        (["--input", "Nx3x5x7", "--range", "N=4..4"], "one size alone", "write 4 in --input"),
+        (["--input", "Nx3x5x7", "--range", "N=4..4:4"], "one size alone", "write 4 in --input"),
+        (["--input", "Nx3x5x7", "--range", "N=0..0"], "one size alone", "write a size from 1 on in --input"),
+        (["--input", "Nx3x5x7", "--range", "N=0..8:4"], "a size of 0", "begin at 4"),
+        (["--input", "Nx3x5x7", "--range", "N=1..2147483648"], "a size of 2147483648", "give 2147483647 at"),
         (
             ["--input", "Nx3x5x7", "--range", "N=1..16:4"],
             "range 1 to 16 in steps of 4",
@@ -91,6 +97,12 @@ def test_a_wrong_size_is_told_in_three_lines(argv: list[str], found: str, fix: s
     lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("dimorder: ")]
     assert len(lines) == 3
     assert lines[1].startswith(f"  found: {found}") and lines[2].startswith(f"  fix: {fix}")
+
+
+def test_a_very_long_range_is_planned(capfd) -> None:
+    argv = ["plan", f"{HERE}:Tiny", "--input", "1x3xHx7", "--range", "H=2..2147483647", "--target", "torch"]
+    assert main(argv) == 0
+    assert "sizes   H = 2 … 2147483647" in capfd.readouterr().out
 
 
 def test_integers_of_a_recipe_have_any_size(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dimorder.contract import Symbol
 
 BATCH = (1, 16)  # the default range for the first dimension of an input
+_MOST = 2**31 - 1  # files have sizes of 32 bits
 _RANGE = re.compile(r"(?P<name>[A-Z])=(?P<minimum>\d+)\.\.(?P<maximum>\d+)(?::(?P<step>\d+))?")
 
 
@@ -26,10 +27,24 @@ def parse_range(text: str) -> Symbol:
     """
     from dimorder.contract import Symbol
 
-    match = _RANGE.fullmatch(text)
+    where, match = f"--range {text}", _RANGE.fullmatch(text)
     if match is None:
-        raise UsageError(f"--range {text}", "no range", "write N=1..16, or H=64..256:32 for multiples of 32")
-    return Symbol(match["name"], *map(int, (match["minimum"], match["maximum"], match["step"] or 1)))
+        raise UsageError(where, "no range", "write N=1..16, or H=64..256:32 for multiples of 32")
+    least, most, step = (int(match[end] or 1) for end in ("minimum", "maximum", "step"))
+    if step == 0:
+        raise UsageError(where, "a step of 0", "give a step of 1 or more, or leave it out")
+    if least > most:
+        raise UsageError(where, f"{most} is less than {least}", "write the least size first")
+    if most > _MOST:
+        raise UsageError(where, f"a size of {most}", f"give {_MOST} at most")
+    if least == most:
+        raise UsageError(where, "one size alone", f"write {most or 'a size from 1 on'} in --input")
+    if least == 0:
+        raise UsageError(where, "a size of 0", f"begin at {step}")
+    try:
+        return Symbol(match["name"], least, most, step)
+    except UsageError as error:
+        raise UsageError(where, error.found, error.fix) from error
 
 
 def parse_size(text: str) -> tuple[str, int]:
@@ -85,11 +100,9 @@ def points(known: Mapping[str, Symbol]) -> list[tuple[int, ...]]:
     [(8, 3), (8, 4), (16, 3), (16, 4)]
     """
     from dimorder.pipeline.source import MOST_GRAPHS
-    from dimorder.sizes.range_sizes import sizes_of
+    from dimorder.sizes.range_sizes import combinations, sizes_of
 
-    found = itertools.product(
-        *(list(itertools.islice(sizes_of(each), MOST_GRAPHS + 1)) for each in known.values())
-    )
+    found = combinations([sizes_of(each) for each in known.values()])
     few = list(itertools.islice(found, MOST_GRAPHS + 1))
     return few if len(few) <= MOST_GRAPHS else []
 
