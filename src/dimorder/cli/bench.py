@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def _convert(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     from dimorder.cpu import family
     from dimorder.eager import transposition
 
-    old = _read_table(options.output)
+    old = _read_table(options.output, _parse_gains)
     table = transposition.measure(progress=progress)
     lines = [f"{family()}, one thread, over torch's copy; elsewhere torch's copy is taken"]
     for itemsize, cells in table.items():
@@ -155,9 +155,10 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
 
     from dimorder.cpu import family
     from dimorder.latency import kernel_times
+    from dimorder.targets.xnnpack.times import Times
 
     threads = torch.get_num_threads() if options.threads is None else options.threads
-    old = _read_table(options.output)
+    old = _read_table(options.output, Times.from_dict)
     with installed("the kernels of XNNPACK", "pip install 'dimorder[executorch]'"):
         found = kernel_times.measure(family(), threads, progress=progress)
     slower: dict[str, list[float]] = {}
@@ -172,15 +173,34 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     return Answer("\n".join(lines), files=_with_table(options.output, old, found.family, found.to_dict()))
 
 
-def _read_table(path: str | None) -> dict[str, Any]:
-    """Return the table to add to; raise `UsageError` before the measurement if the file has none."""
+def _read_table(path: str | None, parse: Callable[[str, Any], object]) -> dict[str, Any]:
+    """Return the table to add to, of which `parse` reads each family of CPUs.
+
+    Raises:
+        UsageError: if the file has another content. This is known before the measurement.
+    """
     if not path or not Path(path).exists():
         return {}
     fix = "name a new file, or a table to add to"
     table = read_json(path, fix)
     if not isinstance(table, dict):
         raise UsageError(path, f"a {type(table).__name__}, where a table has families of CPUs", fix)
+    for family, told in table.items():
+        try:
+            parse(family, told)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(path, f"{family!r}, which has no measurements of this command", fix) from error
     return table
+
+
+def _parse_gains(family: str, told: Any) -> dict[int, dict[str, dict[str, float]]]:
+    """Return the gains of each way of moving memory, by the size of an element and the shape."""
+    return {
+        int(itemsize): {
+            cell: {way: float(gain) for way, gain in gains.items()} for cell, gains in cells.items()
+        }
+        for itemsize, cells in told.items()
+    }
 
 
 def _with_table(
