@@ -139,6 +139,11 @@ def test_an_order_that_no_input_can_have_is_refused(capfd):
     assert text.startswith("dim order 'NHCW'\n  found: no order of this name for 4 dims")
 
 
+def test_an_error_of_the_network_itself_is_one_of_the_input(capfd):
+    text = refused(capfd, ["check", "tests.cli.networks:Tiny", "--input", "2x4x5x7"], 2)
+    assert "2x4x5x7, on which it raises RuntimeError" in text and "to have 3 channels" in text
+
+
 def test_inputs_of_another_rank_than_the_orders_keep_theirs(capfd):
     mixed = ["--input", "x=2x3x5x7", "--input", "y=3"]
     assert main(["check", f"{HERE}:Shifted", *mixed, "--input-order", "NHWC"]) == 1

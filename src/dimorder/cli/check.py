@@ -20,7 +20,7 @@ from dimorder.cli.options import (
     json_option,
     model_options,
 )
-from dimorder.errors import UsageError, installed
+from dimorder.errors import UnsupportedError, UsageError, installed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -135,6 +135,8 @@ def _export(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedPr
     import torch
     from torch.utils import _pytree as pytree
 
+    from dimorder.capture.export import export
+
     if isinstance(model, torch.export.ExportedProgram):
         return model
     given = (tuple(args), dict(kwargs or {}))
@@ -147,7 +149,11 @@ def _export(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedPr
             return torch.empty_strided(x.shape, orders[x.dim()].strides(x.shape), dtype=x.dtype).copy_(x)
 
         given = pytree.tree_map_only(torch.Tensor, placed, given)
-    return torch.export.export(model, *given)
+    try:
+        return export(model, *given)
+    except UnsupportedError:
+        models.check_runs(model, *given)
+        raise
 
 
 def _orders_by_rank(order: str, ranks: Iterable[int]) -> dict[int, DimOrder]:
