@@ -12,6 +12,7 @@ from torch import Tensor
 pytest.importorskip("executorch")
 
 
+from dimorder import lower
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.pte import method_of
 from dimorder.targets.xnnpack.emit import emit
@@ -74,6 +75,12 @@ def test_state_of_a_program_of_another_origin_is_kept() -> None:
 def test_input_that_is_no_tensor_is_refused() -> None:
     program = torch.export.export(Net(lambda x, n: x * n), (r(3), 2))
     assert refusal(program).startswith("input 'inputs_1'\n  found: ")
+
+
+def test_an_empty_output_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        lower(Net(lambda x: x[:0]), (r(2, 3),), target="xnnpack")
+    assert str(caught.value).startswith("output 'output0'\n  found: the empty shape (0, 3)\n")
 
 
 def test_symbolic_shape_is_refused() -> None:

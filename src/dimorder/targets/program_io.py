@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from dimorder.capture.fold import evaluated
 from dimorder.capture.state import left_in_state
-from dimorder.contract import TensorSpec
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import where
@@ -26,6 +26,15 @@ from dimorder.targets.table import View
 
 FIX = "replace it in the module, or choose another target"
 BOUNDARY_FIX = "change its type or shape, or choose another target"
+
+
+def refuse_empty_outputs(contract: Contract) -> None:
+    """Raise `UnsupportedError` for an output without elements, with which some runtimes load no file."""
+    for spec in contract.outputs:
+        if 0 in spec.shape:
+            raise UnsupportedError(f"output {spec.name!r}", f"the empty shape {spec.shape}", BOUNDARY_FIX)
+
+
 Shown = TypeVar("Shown", View[Any], Tensor)
 
 

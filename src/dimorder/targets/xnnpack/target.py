@@ -26,6 +26,7 @@ from dimorder.ops.softmax import by_doubling, running_size
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets import by_xnnpack
 from dimorder.targets.base import DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
+from dimorder.targets.program_io import refuse_empty_outputs
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.artifact import Pte
@@ -39,8 +40,10 @@ aten = torch.ops.aten
 def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> Pte:
     """Emit a `.pte`, for all sizes if the program has dynamic ones.
 
-    Raises `UnsupportedError` for an operator without a kernel, or without one for all sizes.
+    Raises `UnsupportedError` for an operator without a kernel, or without one for all sizes, and for an
+    output without elements.
     """
+    refuse_empty_outputs(contract)
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
     texts = constant_methods(contract)
