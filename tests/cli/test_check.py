@@ -157,6 +157,12 @@ def test_an_order_for_a_file_which_has_its_own_is_refused(files, name, capfd):
     assert "the file has the orders of its inputs" in text
 
 
+@pytest.mark.parametrize("option", [("--input", "1x3x8x8"), ("--arg", "a=1")])
+def test_options_of_a_network_are_refused_for_a_file(files, option, capfd):
+    text = refused(capfd, ["check", files / "safe.pte", *option], 2)
+    assert text.startswith(f"{option[0]}, for ") and text.endswith(f"fix: leave {option[0]} out")
+
+
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [

@@ -52,6 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     check.COMMAND,
     demo.COMMAND,
 )
+_WORDS = {"model": "MODEL", "more": "FILE", "program": "PROGRAM", "output": "-o", "folder": "-o"}
 _DESCRIPTION = "Show, check and choose the order in which tensors lie in memory, and lower networks by it."
 EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = options.command.name  # argparse itself would name the help of `dimorder` alone
             fix = f"see dimorder {name} --help"
             raise UsageError(f"dimorder {name}", f"unrecognized arguments: {' '.join(unknown)}", fix)
+        _refuse_empty_words(options)
     except DimorderError as error:
         print(error, file=sys.stderr)
         return USAGE
@@ -100,6 +102,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+def _refuse_empty_words(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for an option or an argument that is an empty text, which means nothing."""
+    for name, value in vars(options).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            word = _WORDS.get(name, f"--{name.replace('_', '-')}")
+            fix = "give a value, or leave it out"
+            raise UsageError(f"dimorder {options.command.name}", f"an empty text for {word}", fix)
 
 
 def _finish(options: argparse.Namespace, console: Console) -> int:

@@ -89,6 +89,10 @@ def _check(name: str, options: argparse.Namespace, progress: ProgressLine) -> An
         where = f"--input-order {order}, for {name}"
         raise UsageError(where, "the file has the orders of its inputs", "leave --input-order out")
     if is_file and not is_program:
+        for option in ("input", "arg"):
+            if getattr(options, option):
+                where, found = f"--{option}, for {name}", "a file, which is checked as it is"
+                raise UsageError(where, found, f"leave --{option} out")
         return _check_file(name, options)
     from dimorder import executorch
 

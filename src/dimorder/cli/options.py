@@ -58,6 +58,19 @@ class CommandParser(argparse.ArgumentParser):
         """Add an option that may be given several times."""
         self.add_argument(*flags, action="append", default=[], **how)
 
+    def add_by_key(self, flag: str, parse: Callable[[str], Any] = str, **how: Any) -> None:
+        """Add an option KEY=VALUE that may be given several times, but once for each key."""
+        keys = set[str]()
+
+        def parse_once(text: str) -> Any:
+            key, equals, _ = text.partition("=")
+            if equals and key in keys:
+                raise UsageError(f"{flag} {text}", f"a second value of {key}", f"give {flag} {key}= once")
+            keys.add(key)
+            return parse(text)
+
+        self.add_list(flag, type=parse_once, **how)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message, f"see {self.prog} --help")
 
@@ -80,17 +93,17 @@ def network_options(parser: CommandParser, *, writes: bool = False) -> None:
     parser.offers = (("--objective", "objectives"), ("--quantize", "recipes"), ("--option", "options"))
     default = "the one that writes -o's file, or torch" if writes else "torch"
     parser.add_argument("--target", help=f"what to lower for, of the targets below (default: {default})")
-    parser.add_list("--option", metavar="NAME=VALUE", help="an option of the target, of those below")
-    parser.add_list(
+    parser.add_by_key("--option", metavar="NAME=VALUE", help="an option of the target, of those below")
+    parser.add_by_key(
         "--range",
-        type=sizes.parse_range,
+        sizes.parse_range,
         metavar="LETTER=FROM..TO[:STEP]",
         help="the values of a dynamic size of --input, such as N=1..16, or H=64..256:32 for multiples of "
         "32 (default 1..16 where it is an input's first dimension)",
     )
-    parser.add_list(
+    parser.add_by_key(
         "--cost-at",
-        type=sizes.parse_size,
+        sizes.parse_size,
         metavar="LETTER=SIZE",
         help="the size at which costs are reported, and at which the plan is the best if none is for the "
         "whole range (default: the middle)",
@@ -180,9 +193,9 @@ def model_options(parser: CommandParser, model: str = MODULE_HELP, inputs: str =
         metavar="[NAME=]SHAPE[:DTYPE]",
         help=inputs,
     )
-    parser.add_list(
+    parser.add_by_key(
         "--arg",
-        type=models.parse_argument,
+        models.parse_argument,
         metavar="KEY=VALUE",
         help="an argument of MODEL's callable, as a Python literal or else as text",
     )
