@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -21,13 +22,15 @@ pytestmark = pytest.mark.usefixtures("at_root")
 # A process of its own
 
 
-def start(*argv: str, stderr: int = subprocess.PIPE, **options) -> subprocess.Popen[str]:
+def start(
+    *argv: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, variables=MappingProxyType({}), **options
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "dimorder", *argv],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=stderr,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **variables},
         # A shell's background jobs ignore SIGINT, and their children with them.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,
@@ -61,6 +64,37 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
     assert run.wait(timeout=300) == 0, err
     assert err == ""
     assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
+
+
+PRINTS = [[], ["--help"], ["--version"], ["ops", "--runtime", "executorch"]]
+
+
+@pytest.mark.parametrize("argv", [*PRINTS, [*PRINTS[-1], "--debug"]], ids=" ".join)
+def test_a_full_disk_behind_stdout_is_an_error_of_three_lines(argv):
+    with open("/dev/full", "w") as full:
+        run = start(*argv, stdout=full)
+    _, err = run.communicate(timeout=60)
+    lines = [line for line in err.splitlines() if "--debug" not in argv or line[:3] in ("std", "  f")]
+    assert run.returncode == 2 and lines[-3:-1] == [
+        "stdout",
+        "  found: cannot be written: No space left on device",
+    ]
+    assert len(lines) == 3 or "--debug" in argv, err
+
+
+@pytest.mark.parametrize("argv", PRINTS, ids=" ".join)
+@pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": "1"}], ids=str)
+def test_a_reader_that_has_gone_is_no_error(argv, variables):
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = start(*argv, stdout=writer, variables=variables)
+    os.close(writer)
+    assert (run.communicate(timeout=60)[1], run.returncode) == ("", 0)
+
+
+def test_the_help_is_printed_in_an_encoding_that_lacks_its_letters():
+    out, err = (run := start("lower", "--help", variables={"PYTHONIOENCODING": "latin-1"})).communicate()
+    assert (run.returncode, err) == (0, "") and "\\u2026" in out
 
 
 def test_lowering_torchvision_shows_nothing_of_what_libraries_print(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -34,7 +35,7 @@ from dimorder.cli.answer import (
     print_answer,
     write_files,
 )
-from dimorder.cli.console import Console, open_console
+from dimorder.cli.console import Console, flushing, open_console
 from dimorder.cli.options import Command, CommandParser
 from dimorder.errors import DimorderError, UsageError
 
@@ -80,21 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without a command, three to try are shown.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack letters of the help
     try:
-        if completion.is_requested():
-            completion.complete(parser())
-        if not (sys.argv[1:] if argv is None else argv):
-            print(WELCOME)
-            return DONE
-        options, unknown = parser().parse_known_args(argv)
-        if unknown:
-            name = options.command.name  # argparse itself would name the help of `dimorder` alone
-            fix = f"see dimorder {name} --help"
-            raise UsageError(f"dimorder {name}", f"unrecognized arguments: {' '.join(unknown)}", fix)
-        _refuse_empty_words(options)
+        with flushing(sys.stdout):  # also when argparse ends Python after its help
+            options = _parse(argv)
+    except BrokenPipeError:
+        return DONE
     except DimorderError as error:
         print(error, file=sys.stderr)
         return USAGE
+    if options is None:
+        return DONE
     with open_console(options.debug) as console:
         code = _finish(options, console)
     if code == INTERRUPTED and argv is None:
@@ -102,6 +100,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         os._exit(code)
     return code
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace | None:
+    """Return the options, or None if there are no words, for which the welcome is printed."""
+    if completion.is_requested():
+        completion.complete(parser())
+    if not (sys.argv[1:] if argv is None else argv):
+        print(WELCOME)
+        return None
+    options, unknown = parser().parse_known_args(argv)
+    if unknown:
+        name = options.command.name  # argparse itself would name the help of `dimorder` alone
+        fix = f"see dimorder {name} --help"
+        raise UsageError(f"dimorder {name}", f"unrecognized arguments: {' '.join(unknown)}", fix)
+    _refuse_empty_words(options)
+    return options
 
 
 def _refuse_empty_words(options: argparse.Namespace) -> None:

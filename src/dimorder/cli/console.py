@@ -17,6 +17,7 @@ from types import FrameType
 from typing import IO, TextIO
 
 from dimorder.clock import StepPart
+from dimorder.errors import writable
 
 PATIENCE_S = 2.0  # a command that takes longer shows its step
 _EVERY_S = 0.2
@@ -34,10 +35,12 @@ class Console:
         self._log = log
 
     def print(self, text: object) -> None:
-        print(text, file=self.out, flush=True)
+        with flushing(self.out):
+            print(text, file=self.out)
 
     def warn(self, text: object) -> None:
-        print(text, file=self.err, flush=True)
+        with contextlib.suppress(OSError):  # nobody can read that stderr cannot be written
+            print(text, file=self.err, flush=True)
 
     def check_interrupt(self) -> None:
         """Raise KeyboardInterrupt again if a library has swallowed it."""
@@ -61,6 +64,31 @@ class Console:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
         return [line for line in lines if line.startswith("E ") and "executorch" in line]
+
+
+@contextlib.contextmanager
+def flushing(stream: TextIO | None) -> Iterator[None]:
+    """Flush a stream at the end of the block; if that fails, the stream leads nowhere from then on.
+
+    Else Python would try again when it ends, and print a traceback.
+
+    Raises:
+        BrokenPipeError: if its reader has closed it.
+        UsageError: if it cannot be written, such as on a full disk.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if stream is not None:
+                stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), (stream or nowhere).fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        with writable("stdout", "write it to a file on a disk with space"):
+            raise
 
 
 class ProgressLine:
@@ -191,7 +219,7 @@ def _redirected(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
     try:
         yield text
     finally:
-        with contextlib.suppress(BrokenPipeError):  # the reader has closed it
+        with contextlib.suppress(OSError):  # the reader has closed it, or its disk is full
             text.close()
         os.dup2(kept, descriptor)
         os.close(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,9 @@ class CommandParser(argparse.ArgumentParser):
             return parse(text)
 
         self.add_list(flag, type=parse_once, **how)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file or sys.stderr)  # argparse itself ignores a full disk
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message, f"see {self.prog} --help")
