@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,17 @@ class Normalization:
     std: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
+        for option, values in (("--mean", self.mean), ("--std", self.std)):
+            if not all(map(math.isfinite, values)):
+                raise UsageError(option, "a value that is not finite", "give a number for each channel")
         if 0 in self.std:
             raise UsageError("--std", "a zero", "give the standard deviation of each channel")
+        if min(self.std) < 0:
+            raise UsageError("--std", f"{min(self.std):g}, a negative value", "give values above 0")
+        most = max(self.mean)
+        if most > 1:
+            fix = f"give values from 0 to 1, such as {most:g} / 255 = {most / 255:.3g}"
+            raise UsageError("--mean", f"{most:g}, where pixels are from 0 to 1", fix)
 
 
 def is_array(file: str) -> bool:
