@@ -168,7 +168,7 @@ def test_options_of_a_network_are_refused_for_a_file(files, option, capfd):
     [
         ("missing.pte", 2, "No such file or directory"),
         ("short.pte", 1, "lower the program again, or copy the file again"),
-        ("other.pte", 2, "that do not begin as a .tflite file or a .tosa graph or a .pte program does"),
+        ("other.pte", 1, "that do not begin as a .tflite file or a .tosa graph or a .pte program does"),
     ],
 )
 def test_a_file_that_cannot_be_read_ends_in_three_lines(files, name, code, words, capfd):

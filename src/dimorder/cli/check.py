@@ -20,7 +20,7 @@ from dimorder.cli.options import (
     json_option,
     model_options,
 )
-from dimorder.errors import UnsupportedError, UsageError, installed
+from dimorder.errors import ContractError, UnsupportedError, UsageError, installed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -112,7 +112,12 @@ def _count_conversions(name: str, found: Any) -> int:
 
 
 def _check_file(path: str, options: argparse.Namespace) -> FileSummary:
-    """Return the content of the file. Raises `UsageError` if it is missing, damaged or of no known kind."""
+    """Return the content of the file.
+
+    Raises:
+        UsageError: if it cannot be read.
+        ContractError: if it is damaged or of no known kind.
+    """
     where = f"check {path}"
     try:
         data = Path(path).read_bytes()
@@ -123,7 +128,7 @@ def _check_file(path: str, options: argparse.Namespace) -> FileSummary:
     name = next((name for name, info in targets.infos() if info.is_file(path, data)), None)
     if name is None:
         kinds = " or ".join(info.kind for _, info in targets.infos() if info.kind)
-        raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
+        raise ContractError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
     target = targets.find(name)
     check_outputs(output_paths(options), [path + end for end in target.files.companions])
     assert target.files.check is not None, "find refuses a target that lists a kind of file and checks none"
@@ -131,7 +136,7 @@ def _check_file(path: str, options: argparse.Namespace) -> FileSummary:
         with installed(f"target {name}", target.install):
             return target.files.summarize(path, data)
     except UsageError as error:
-        raise UsageError(where, error.found, error.fix) from error
+        raise ContractError(where, error.found, error.fix) from error
 
 
 def _export(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
