@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,14 +38,17 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
     """Write files under temporary names and rename them, so that no partial file is left.
 
     All files are written, or none: if one cannot be written, those that were replaced get their old content
-    back.
+    back. A file that is replaced keeps its permissions, and a link leads to the new content.
     """
+    contents = {Path(os.path.realpath(file)): content for file, content in contents.items()}
     parts = {file: file.with_name(f".{file.name}.{os.getpid()}.part") for file in contents}
     replaced: dict[Path, bytes | None] = {}
     file, last = None, list(contents)[-1:]
     try:
         for file, content in contents.items():
             parts[file].write_bytes(content)
+            if file.exists():
+                shutil.copymode(file, parts[file])
         for file, part in parts.items():
             before = file.read_bytes() if [file] != last and file.exists() else None
             part.replace(file)

@@ -54,6 +54,19 @@ def test_the_files_of_an_answer_are_written_together_or_not_at_all(tmp_path):
     assert (tmp_path / "a.json").read_text() == "old"
 
 
+def test_a_file_that_is_replaced_keeps_its_permissions_and_its_links(tmp_path):
+    (tmp_path / "real").mkdir()
+    file, link = tmp_path / "real" / "net.pte", tmp_path / "net.pte"
+    file.write_bytes(b"old")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    check_outputs({"-o": str(link)}, [])
+    write_files(Answer("", files=[(str(link), b"new")]), Namespace())
+    assert link.is_symlink() and file.read_bytes() == b"new" and file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="given for two files"):
+        check_outputs({"-o": str(link), "--json": str(file)}, [])
+
+
 def test_a_file_of_an_answer_is_not_the_json_too(tmp_path):
     path = str(tmp_path / "net.tosa")
     with pytest.raises(UsageError, match="given for two files"):

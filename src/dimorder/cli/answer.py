@@ -58,14 +58,15 @@ def check_outputs(paths: Mapping[str, str | None], read: Iterable[str]) -> None:
     files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
     for option, path in files.items():
         where = f"{option} {path}"
-        if list(files.values()).count(path) > 1:
+        if sum(_is_same(path, str(other)) for other in files.values()) > 1:
             raise UsageError(where, *_TWICE)
         with writable(where, "name a file in a folder that exists and that you can write to"):
             if path.is_dir() or (path.exists() and not path.is_file()):
                 raise UsageError(where, "a folder or a device", "name a file")
             if any(_is_same(path, source) for source in sources):
                 raise UsageError(where, "a file that the command reads", "give another name")
-            probe = path.with_name(f".{path.name}.{os.getpid()}.part")
+            real = Path(os.path.realpath(path))  # a link is written where it leads
+            probe = real.with_name(f".{real.name}.{os.getpid()}.part")
             probe.touch()
             probe.unlink()
 
@@ -73,7 +74,7 @@ def check_outputs(paths: Mapping[str, str | None], read: Iterable[str]) -> None:
 def _is_same(path: Path, source: str) -> bool:
     with suppress(OSError, ValueError):  # one of them is missing
         return path.samefile(source)
-    return path.absolute() == Path(source).absolute()
+    return os.path.realpath(path) == os.path.realpath(source)
 
 
 def write_files(answer: Answer, options: argparse.Namespace) -> None:
