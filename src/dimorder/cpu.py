@@ -15,6 +15,7 @@ import torch
 
 from dimorder.errors import UsageError
 
+_MOST_THREADS = 1024  # runtimes take memory for each thread before the first runs
 _MAKERS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
 
@@ -31,13 +32,16 @@ def family() -> str:
 
 
 def require_threads(count: int) -> None:
-    """Raise `UsageError` if there are no threads to run with."""
+    """Raise `UsageError` for a count that is no number of threads from 1 to 1024."""
     try:
         operator.index(count)
     except TypeError:
         raise UsageError(f"{count!r} threads", "a count that is not an int", "say 1 or more") from None
     if count < 1:
         raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
+    if count > _MOST_THREADS:
+        found = f"more than {_MOST_THREADS} threads"
+        raise UsageError(f"{count} threads", found, f"say at most as many as processors: {os.cpu_count()}")
 
 
 @contextmanager
