@@ -5,6 +5,7 @@ Callers tell the subclasses apart. The CLI exits with 2 for `UsageError`, and wi
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -83,4 +84,12 @@ def writable(where: str, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
+        raise UsageError(where, f"cannot be written: {_reason(error)}", fix) from error
+
+
+def _reason(error: OSError) -> str:
+    """Return the reason of an error of the file system: the first one if `shutil` reports many files."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        _, file, reason = error.args[0][0]
+        return f"{reason} ({file})" if str(file) not in str(reason) else str(reason)
+    return error.strerror or str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def test_a_folder_that_cannot_be_made_is_refused(program, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot be written: (File exists|Not a directory)"):
         export_runner(program, tmp_path / "file" / "check")
+
+
+def test_a_full_disk_is_told_by_its_first_file(program, tmp_path, monkeypatch):
+    def copytree(source, target, **how):
+        full = "[Errno 28] No space left on device"
+        raise shutil.Error([(f"{source}/{name}", f"{target}/{name}", full) for name in ("a.h", "b.h")])
+
+    monkeypatch.setattr(shutil, "copytree", copytree)
+    with pytest.raises(UsageError) as caught:
+        export_runner(program, tmp_path / "project")
+    assert caught.value.found.startswith("cannot be written: [Errno 28] No space left on device (")
+    assert "a.h" in caught.value.found and "b.h" not in caught.value.found and not list(tmp_path.iterdir())
 
 
 def test_no_name_of_a_tensor_reaches_the_shell(tmp_path):
