@@ -143,6 +143,13 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
             2,
             ".tflite (litert), .tosa (tosa), .pte (xnnpack)",
         ),
+        (["lower", f"{HERE}:Tiny", *INPUT, "-o", ".pte"], 2, "fix: name it net with one of .pt2"),
+        (["plan", "tests"], 2, "MODEL tests\n  found: a folder"),
+        (
+            ["plan", f"{HERE}:Tiny", "--target", "xnnpack", "--option", "cpu"],
+            2,
+            "--option cpu\n  found: no value",
+        ),
         (["plan", "tests.cli:networks"], 2, "write tests.cli.networks:NAME"),
         (["plan", f"{HERE}:Named", *INPUT], 2, "; for a list or a dict of tensors, give a .pt2"),
         (["plan", f"{HERE}:Listed", *INPUT, *INPUT], 2, "; for a list or a dict of tensors, give a .pt2"),

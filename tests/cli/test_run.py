@@ -133,7 +133,11 @@ def arrays(tmp_path_factory, made):
     [
         ("run missing.pte --input x.npy", 2, "No such file"),
         ("run cut.pte --input x.npy", 1, "it is cut off"),
-        ("run x.npy --input x.npy", 1, "do not begin as a .pte does"),
+        (
+            "run x.npy --input x.npy",
+            1,
+            "4)\n  fix: give a .pte, or a .tflite, .tosa or .pt2 that dimorder wrote",
+        ),
         ("run net.pte", 2, "0 for 1 inputs"),
         ("run net.pte --input x.npy --input x.npy", 2, "2 for 1 inputs"),
         ("run net.pte --input y=x.npy", 2, "'y' is no input"),

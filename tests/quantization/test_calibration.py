@@ -137,7 +137,8 @@ REFUSED: dict[str, tuple[Any, Callable[[Path], Any], str]] = {
     "no such folder": (
         ONE,
         lambda folder: folder / "lost",
-        "calibration FOLDER/lost\n  found: no such file or folder\n  fix: name a folder, or a .npz file",
+        "calibration FOLDER/lost\n  found: no such file or folder\n"
+        "  fix: name a .npz, a .npy, a picture, or a folder",
     ),
     "another shape": (
         ONE,

@@ -119,7 +119,9 @@ def _require_suffix(output: str) -> None:
     if targets.name_for_suffix(Path(output).suffix) is None:
         known = {info.suffix: name for name, info in reversed([*targets.infos()]) if not info.member}
         names = ", ".join(f"{suffix} ({name})" for suffix, name in reversed(known.items()))
-        fix = f"name it {Path(output).stem} with one of {names}, or give --target"
+        name = Path(output).stem.lstrip(".")
+        stem = "net" if f".{name}" in known else name  # `.pte` is a name without a suffix
+        fix = f"name it {stem} with one of {names}, or give --target"
         raise UsageError(f"-o {output}", "a suffix that no target writes", fix)
 
 

@@ -223,7 +223,8 @@ def _check_kind(spec: str) -> None:
 
 def _load_exported(path: str) -> ExportedProgram:
     if not Path(path).is_file():
-        raise UsageError(f"MODEL {path}", "no such file", "give a .pt2 file, or package.module:factory")
+        found = "a folder" if Path(path).is_dir() else "no such file"
+        raise UsageError(f"MODEL {path}", found, "give a .pt2 file, or package.module:factory")
     import torch
 
     try:

@@ -120,7 +120,7 @@ def network_options(parser: CommandParser, *, writes: bool = False) -> None:
     _tensor_options(
         parser,
         "type",
-        "int8 or uint8: a quantised network {verb} these integers instead of floats",
+        "int8, uint8, int16 or float32: the type that a quantised network {verb}",
     )
     parser.add_argument(
         "--objective",
@@ -361,7 +361,8 @@ def target_of(options: argparse.Namespace) -> Target:
     names = list(target.info.options)
     given = dict(each.partition("=")[::2] for each in options.option)
     if not set(given) <= set(names) or not all(given.values()):
-        raise UsageError(where, "no such option", f"write NAME=VALUE with one of {', '.join(names)}")
+        found = "no value" if set(given) <= set(names) else "no such option"
+        raise UsageError(where, found, f"write NAME=VALUE with one of {', '.join(names)}")
     return target.with_options(**given)
 
 

@@ -198,8 +198,13 @@ def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
     """Refuse a file whose damage shows without the runtime; exir's _ExtendedHeader defines the header."""
     if not re.fullmatch(rb"ET\d\d", data[4:8]):
-        raise damage_error(
+        error = damage_error(
             f"loading {file}", f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)"
+        )
+        if file.suffix == ".pte":
+            raise error
+        raise ContractError(
+            error.where, error.found, "give a .pte, or a .tflite, .tosa or .pt2 that dimorder wrote"
         )
     if data[8:12] == b"eh00":
         program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))

@@ -170,7 +170,9 @@ class ExampleFiles:
 
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        raise UsageError(f"calibration {path}", "no such file or folder", "name a folder, or a .npz file")
+        raise UsageError(
+            f"calibration {path}", "no such file or folder", "name a .npz, a .npy, a picture, or a folder"
+        )
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES)

@@ -58,7 +58,7 @@ def candidate_sizes(symbols: Sequence[Symbol], least: int) -> list[list[int]]:
 def _some(symbol: Symbol, count: int) -> list[int]:
     """Return sizes in a range: the smallest primes from 2 roots on, primes all over the range, and others.
 
-    Of a very long range, only the first sizes are tried.
+    Only the first sizes of a very long range are tried.
     """
     first = sizes_of(symbol)[:MOST_SIZES]
     roots = [size // symbol.step for size in first if size // symbol.step > 1]
