@@ -274,7 +274,7 @@ CONV = [
     ("target_name", "option", "found"),
     [
         ("ethos-u85-256", "memry_mode=Sram_Only", "no such option"),
-        ("ethos-u85-256", "memory_mode", "no such option"),
+        ("ethos-u85-256", "memory_mode", "no value"),
         ("xnnpack", "memory_mode=Sram_Only", "no such option"),
         ("torch", "memory_mode=Sram_Only", "target torch has none"),
     ],
