@@ -155,10 +155,9 @@ def _result(twin: Node, product: Node) -> Node:
 
 def _is_multiplied(value: Node) -> bool:
     """Return whether a product reads a value, or what it is quantised to."""
-    readers = list(value.users)
     return any(
         _is_multiplied(reader) if reader.target in (QUANTIZE, DEQUANTIZE) else reader.target in _FACTORS
-        for reader in readers
+        for reader in value.users
     )
 
 

@@ -38,21 +38,28 @@ def constant_nodes(model: GraphModule, with_state: bool = False) -> frozenset[No
     >>> sorted(node.name for node in constant_nodes(model))
     ['exp', 'scale']
     """
-    written = {root_of(node) for node in model.graph.nodes if writes(node)}
-    names = frozenset[str]() if with_state else written_buffers(model)
+    written = set[Node]() if with_state else _written(model)
+    names = _buffers(written)
     constant = set[Node]()
     for node in model.graph.nodes:
         is_read = node.op == "get_attr" and node.target not in names
         is_computed = node.op == "call_function" and constant.issuperset(node.all_input_nodes)
         is_computed |= node.target in SHAPED and all(isinstance(size, int) for size in tensor_of(node).shape)
-        if is_read or (is_computed and (with_state or not (node in written or writes(node)))):
+        if is_read or (is_computed and node not in written and (with_state or not writes(node))):
             constant.add(node)
     return frozenset(constant)
 
 
 def written_buffers(model: GraphModule) -> frozenset[str]:
     """Return the names of the buffers that a network writes: its state."""
-    roots = (root_of(node) for node in model.graph.nodes if writes(node))
+    return _buffers(_written(model))
+
+
+def _written(model: GraphModule) -> set[Node]:
+    return {root_of(node) for node in model.graph.nodes if writes(node)}
+
+
+def _buffers(roots: set[Node]) -> frozenset[str]:
     return frozenset(str(root.target) for root in roots if root.op == "get_attr")
 
 

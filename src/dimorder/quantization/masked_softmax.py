@@ -28,9 +28,6 @@ from dimorder.quantization.wrapped import WrappedQuantizer
 
 aten = torch.ops.aten
 
-# How much lower than the scores the numbers that hide some are, if the parts of a softmax are not known.
-_FACTORS = (1, 4, 16)
-
 
 class MasksInParts(WrappedQuantizer):
     """Another quantizer, for which softmaxes of masked scores are rewritten first.
@@ -82,10 +79,7 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
             if all(mask.fill <= limit for mask in masked.masks):
                 lowest = whole.low - whole.width / 8
                 rivals[writer.write(softmax, summed, masked, lowest)] = softmax
-        for factor in _FACTORS:
-            other = write_with_small_masks(model, softmax, seen, factor)
-            if other is not None:
-                rivals[other] = softmax
+        rivals |= dict.fromkeys(write_with_small_masks(model, softmax, seen), softmax)
     right = ScoreRun(model, examples, rivals).rivals if rivals else {}
     for rival, softmax in right.items():  # a softmax has no readers after its first one
         softmax.replace_all_uses_with(rival)

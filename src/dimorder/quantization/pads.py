@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQu
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from dimorder.graph.nodes import args_of, bound, set_meta
-from dimorder.quantization.scores import ExampleRun, Range, range_of
+from dimorder.quantization.scores import ExampleRun
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ def write_near_fills(model: GraphModule, examples: Sequence[Sequence[Any]]) -> N
     pads = [(node, given) for node, given in _pads(model) if given["value"]]
     if not pads:
         return
-    seen = _PadRun(model, {args_of(node)[0] for node, _ in pads})
+    seen = ExampleRun(model, {args_of(node)[0] for node, _ in pads})
     expected = seen.over(examples)
     for node, given in pads:
         found = seen.ranges.get(args_of(node)[0])
@@ -41,7 +41,7 @@ def write_near_fills(model: GraphModule, examples: Sequence[Sequence[Any]]) -> N
         names = ("self", "pad", *(["mode"] if "mode" in given else []))
         node.args = (*(given[name] for name in names), found.low if fill < found.low else found.high)
         node.kwargs = {}
-        if not _equal(_PadRun(model).over(examples), expected):
+        if not _equal(ExampleRun(model).over(examples), expected):
             node.args, node.kwargs = args, kwargs
     model.recompile()
 
@@ -63,22 +63,6 @@ def _pads(model: GraphModule) -> Iterator[tuple[Node, dict[str, Any]]]:
         given = bound(node.target, node.args, node.kwargs) if node.target in _PADS else None
         if given is not None and given.get("mode", "constant") == "constant":
             yield node, given
-
-
-class _PadRun(ExampleRun):
-    """A run that observes the range of what is padded."""
-
-    def __init__(self, model: GraphModule, wanted: frozenset[Node] | set[Node] = frozenset()) -> None:
-        super().__init__(model)
-        self.wanted = wanted
-        self.ranges: dict[Node, Range] = {}
-
-    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
-        for each, value in operands.items():
-            if each in self.wanted and value.numel():
-                found = range_of(value)
-                self.ranges[each] = found.joined(self.ranges.get(each, found))
-        return result
 
 
 def _equal(results: Any, expected: Any) -> bool:

@@ -7,7 +7,7 @@ that count can make the latter equal. Masks do this, however they are written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,6 @@ class Range:
         return Range(min(self.low, other.low), max(self.high, other.high))
 
 
-def range_of(value: Tensor) -> Range:
-    """Return the range of a tensor of numbers."""
-    return Range(float(value.min()), float(value.max()))
-
-
 def scores_of(model: GraphModule) -> dict[Node, Node]:
     """Return the softmaxes of a network with their scores, and attentions with the masks that they add."""
     found: dict[Node, Node] = {}
@@ -69,7 +64,24 @@ def scores_of(model: GraphModule) -> dict[Node, Node]:
 
 
 class ExampleRun(GraphRun):
-    """A run on examples that leaves the network's state as it is."""
+    """A run on examples that observes some values, and leaves the network's state as it is.
+
+    Attributes:
+        ranges: The range of each value that is `wanted`, over all runs.
+    """
+
+    def __init__(self, model: GraphModule, wanted: Collection[Node] = ()) -> None:
+        super().__init__(model)
+        self.wanted = wanted
+        self.ranges: dict[Node, Range] = {}
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        inputs = [(each, value) for each, value in operands.items() if each.op == "placeholder"]
+        for each, value in ((node, result), *inputs):
+            if each in self.wanted and isinstance(value, Tensor) and value.numel():
+                found = Range(float(value.min()), float(value.max()))
+                self.ranges[each] = found.joined(self.ranges.get(each, found))
+        return result
 
     def over(self, examples: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the results for all examples, each with an input for each placeholder.
@@ -92,7 +104,7 @@ class ScoreRun(ExampleRun):
     """A run on examples that observes softmaxes, and the values that their scores are computed of.
 
     Attributes:
-        ranges: The range of each such value, over all runs.
+        scores: The scores of each softmax.
         rivals: Nodes that may compute a softmax, which is after them. A wrong one is removed.
     """
 
@@ -102,21 +114,15 @@ class ScoreRun(ExampleRun):
         examples: Sequence[Sequence[Any]],
         rivals: Mapping[Node, Node] | None = None,
     ) -> None:
-        super().__init__(model)
         self.scores = scores_of(model)
-        self.ranges: dict[Node, Range] = {}
+        super().__init__(model, frozenset(sources_of(self.scores.values())))
         self.rivals = dict(rivals or {})
-        self._wanted = frozenset(sources_of(self.scores.values()))
         self._rows: dict[Node, list[tuple[Tensor, Tensor]]] = {}
         self._weights: dict[Node, Tensor] = {}
         self.over(examples)
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
-        inputs = [(each, value) for each, value in operands.items() if each.op == "placeholder"]
-        for each, value in ((node, result), *inputs):
-            if each in self._wanted and isinstance(value, Tensor) and value.numel():
-                found = range_of(value)
-                self.ranges[each] = found.joined(self.ranges.get(each, found))
+        super().result(node, operands, result)
         if node in self.rivals:
             self._weights[node] = _weights(node, result)
         if node in self.scores and result.numel() and result.dim():
@@ -151,18 +157,18 @@ class ScoreRun(ExampleRun):
         found = self.range_of(softmax)
         return math.inf if found is None else 4 * found.width + HIDDEN
 
-    def wide(self, softmax: Node) -> list[Node]:
-        """Return the calls, the last one first, whose values are wider than the limit of a softmax.
+    def wide(self, softmax: Node) -> set[Node]:
+        """Return the calls whose values are wider than the limit of a softmax.
 
         They make the hidden scores, and mix them with others.
         """
-        limit, found, left = self.limit(softmax), dict[Node, None](), [self.scores[softmax]]
+        limit, found, left = self.limit(softmax), set[Node](), [self.scores[softmax]]
         while left:
             node = left.pop()
             if node not in found and self.is_wide(node, limit) and _is_elementwise(node):
-                found[node] = None
+                found.add(node)
                 left += node.all_input_nodes
-        return list(found)
+        return found
 
     def is_wide(self, node: Node, limit: float) -> bool:
         return node in self.ranges and not self.ranges[node].width <= limit

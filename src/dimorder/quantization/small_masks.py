@@ -14,34 +14,41 @@ from dimorder.quantization.scores import HIDDEN, ScoreRun, sources_of
 
 aten = torch.ops.aten
 
+# How much lower than the scores the numbers are. A network that divides the sum needs more.
+_FACTORS = (1, 4, 16)
 # The types of arguments that are one number, or may be one, in torch's schemas.
 _NUMBERS = ("Tensor", "number", "float", "Optional[number]", "Optional[float]")
 
 
-def write_with_small_masks(model: GraphModule, softmax: Node, seen: ScoreRun, factor: int) -> Node | None:
+def write_with_small_masks(model: GraphModule, softmax: Node, seen: ScoreRun) -> list[Node]:
     """Write a softmax again before the first one, with small numbers instead of very low ones.
 
     Calls that make the hidden scores, or mix them with others, are written again. Nothing reads the new
-    softmax yet.
+    softmaxes yet.
 
     Args:
         model: the network.
         softmax: the softmax.
         seen: what its scores were on examples.
-        factor: how much lower than the scores the numbers are. A network that divides the sum needs more.
 
     Returns:
-        The new softmax, or None if there is no low number, or if a call changes its operand.
+        New softmaxes, of which each has lower numbers than the one before. There are none if there is no low
+        number, or if a call changes its operand.
     """
-    wide, scores = set(seen.wide(softmax)), seen.range_of(softmax)
+    wide, scores = seen.wide(softmax), seen.range_of(softmax)
     if not wide or scores is None or any(writes(node) for node in wide):
-        return None
-    writer = _SmallMasks(softmax, seen, factor * (HIDDEN + max(scores.width, -scores.low)))
-    sources = set(sources_of([seen.scores[softmax]]))
-    for node in list(model.graph.nodes):
-        if node in wide or (node in sources and not writer.copies.keys().isdisjoint(node.all_input_nodes)):
-            writer.write(node)
-    return call_before(softmax, softmax.target, [writer.copy(arg) for arg in softmax.args], softmax.kwargs)
+        return []
+    sources, nodes = set(sources_of([seen.scores[softmax]])), list(model.graph.nodes)
+    found = []
+    for factor in _FACTORS:
+        writer = _SmallMasks(softmax, seen, factor * (HIDDEN + max(scores.width, -scores.low)))
+        for node in nodes:
+            reads_copy = not writer.copies.keys().isdisjoint(node.all_input_nodes)
+            if node in wide or (node in sources and reads_copy):
+                writer.write(node)
+        args = [writer.copy(arg) for arg in softmax.args]
+        found.append(call_before(softmax, softmax.target, args, softmax.kwargs))
+    return found
 
 
 class _SmallMasks:
