@@ -65,6 +65,28 @@ def test_a_network_that_reads_sizes_is_quantised_for_all_of_them(form: str, reci
         torch.testing.assert_close(lowered(**inputs), wanted, atol=0.05, rtol=0)
 
 
+class Placed(nn.Module):
+    """Positions between 0 and 1 as factors, of images that come as one tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, *images: Tensor) -> Tensor:
+        first, second = images
+        return self.conv(first) * torch.linspace(0, 1, first.shape[2]).view(-1, 1) + second
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_inputs_of_any_number_have_dynamic_sizes(target: str) -> None:
+    calls = [(torch.randn(2, 3, h, 9), torch.randn(2, 8, h, 9)) for h in (7, 4, 12)]
+    quantised = dimorder.quantize(Placed().eval(), calls, target=target, dynamic_shapes=(({2: H}, {2: H}),))
+    lowered = dimorder.lower(quantised, target=target)
+    for inputs in calls:
+        torch.testing.assert_close(lowered(*inputs), quantised.module(*inputs), atol=0.1, rtol=0)
+
+
 def test_the_first_example_may_have_a_size_of_1() -> None:
     quantised = dimorder.quantize(Scaled().eval(), CALLS[1:], dynamic_shapes=SHAPES)
     assert quantised.module(**call(4, 6, 8)).shape == (4, 48, 5)

@@ -70,11 +70,11 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
 def _spell_again(program: Captured, node: Node) -> list[Any]:
     """Return the operators that the spelling of a call writes: only its own, if it is in normal form."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, fused={node.target})
-    are_slices = all(operand.target is SLICE_CONSTANT for operand in node.all_input_nodes)
+    reads_constants = all(_is_constant(operand) for operand in node.all_input_nodes)
     stand_ins: dict[Node, Any] = {
-        operand: tracer.input(operand.name, operand.meta["val"])
-        if are_slices or not _is_constant(operand)
-        else _constant_of(program, operand)
+        operand: _constant_of(program, operand)
+        if operand.op == "get_attr" or (_is_constant(operand) and not reads_constants)
+        else tracer.input(operand.name, operand.meta["val"])
         for operand in node.all_input_nodes
     }
     tracer.given.clear()  # they stand for any values

@@ -307,8 +307,8 @@ def _export(
     sizes = export_symbolic(model, args, kwargs, dynamic_shapes)
     if sizes is None:
         return without_writes_to_parts(export(model, args, kwargs)), None
-    dynamic_shapes = dynamic_shapes_of(sizes) if dynamic_shapes is None else dynamic_shapes
-    return without_writes_to_parts(sizes.exported), dynamic_shapes
+    # The exported program names the arguments itself: those of `forward(self, *xs)` are xs_0, xs_1, …
+    return without_writes_to_parts(sizes.exported), dynamic_shapes_of(sizes)
 
 
 def _recipe(name: str | None, target: Target) -> tuple[str, Recipe]:
