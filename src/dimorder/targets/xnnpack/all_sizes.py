@@ -15,8 +15,8 @@ from torch.fx import Node
 
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.sizes.size_writer import SizesError
-from dimorder.targets.xnnpack.builder import XnnBuilder
-from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, reads_of
+from dimorder.targets.xnnpack.builder import XnnBuilder, whole_range
+from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, kind_of, reads_of
 from dimorder.targets.xnnpack.ranks import drop_unit_dims, may_multiply_unit_dims, multiply_unit_dims
 
 _INFERRED = 0  # in place of a size: what the other sizes leave for it, or the whole dimension
@@ -31,6 +31,7 @@ def derive_sizes(graph: XnnGraph) -> None:
     drop_unit_dims(graph)
     for node in list(graph.nodes):
         _derive(graph, node.xnode_union)
+    _clamp_before_matmuls(graph)
     for index in sorted({index for node in graph.nodes for index in reads_of(node.xnode_union)}):
         value = graph.values[index]
         if value.constant is not None and not is_fixed(value.shape):
@@ -57,6 +58,27 @@ def _derive(graph: XnnGraph, node: Any) -> None:
             raise SizesError(
                 origin, f"XNNPACK's {kind} takes fixed {name}, and {field} depends on a dynamic size"
             )
+
+
+def _clamp_before_matmuls(graph: XnnGraph) -> None:
+    """Put a clamp that cuts nothing between a matmul and the Convert of its right operand's integers.
+
+    XNNPACK drops that Convert if the zero point is 0, and keeps a scale for each row of the operand. In
+    ExecuTorch 1.5.1 it reads wrong scales after a call of smaller sizes. A clamp keeps the Convert.
+    """
+    producers, nodes = graph.producers(), list[Any]()
+    for node in graph.nodes:
+        matmul = node.xnode_union
+        convert = producers.get(matmul.input2_id) if kind_of(node) == "BatchMatrixMultiply" else None
+        if convert is not None and kind_of(convert) == "Convert":
+            of = graph.values[convert.xnode_union.input_id].integer_type
+            floats = graph.values[matmul.input2_id]
+            if of and of.zero_point == 0 and not floats.half and not is_fixed(floats.shape):
+                matmul.input2_id = graph.add(floats.shape, origin=floats.origin).id
+                clamp = schema.XNNClamp(floats.id, matmul.input2_id, 0)
+                nodes.append(schema.XNode(clamp, node.debug_handle, whole_range(of)))
+        nodes.append(node)
+    graph.nodes = nodes
 
 
 def _origin(graph: XnnGraph, index: int) -> Node:
