@@ -264,8 +264,10 @@ class LiteRtWriter(TfLiteIntegerWriter):
             padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
-        is_unsigned = value.of is not None and value.of.dtype != torch.int8  # which a MUL does not multiply
-        if value.dtype.is_floating_point and not is_unsigned and len(new) <= MAX_RANK:  # XNNPACK has no TILE
+        repeated = {b for a, b in zip(old, new, strict=True) if a != b}
+        # A MUL multiplies no unsigned integers, and of int8 only constants. XNNPACK has no TILE.
+        is_multiplied = value.of is None or (value.of.dtype == torch.int8 and repeated.isdisjoint(self.varying))
+        if value.dtype.is_floating_point and is_multiplied and len(new) <= MAX_RANK:
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
             value = self.reshape(value, old)
             if value.of is not None:
