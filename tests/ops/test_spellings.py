@@ -50,7 +50,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     ),
     "broadcast_to, expand_as": (
         lambda m, x, y: x.broadcast_to(3, 2, 5) + x.expand_as(y),
-        [(2, 1), (2, 5)], counted(reshape=1, expand=2, add=1)
+        [(2, 1), (2, 5)], counted(reshape=1, expand=1, add=1)
     ),
     "repeat": (lambda m, x: x.repeat(2, 1, 3, 1, 2), [X], counted(reshape=2, expand=1)),
     "tile": (lambda m, x: x.tile(3, 2), [X], counted(reshape=2, expand=1)),
@@ -133,7 +133,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
         counted(_to_copy=1, mul=1, sum=1, sqrt=1),
     ),
     "normalised": (
-        lambda m, x: F.normalize(x, dim=1), [X], counted(mul=1, sum=1, sqrt=1, clamp_min=1, expand=1, div=1)
+        lambda m, x: F.normalize(x, dim=1), [X], counted(mul=1, sum=1, sqrt=1, clamp_min=1, div=1)
     ),
     "var of a dimension, by a flag": (
         lambda m, x: torch.ops.aten.var.dim(x, [1], False) * torch.ops.aten.std.default(x, True), [X],

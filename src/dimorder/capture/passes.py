@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dimorder.capture.dynamic import with_dynamic
 from dimorder.capture.functionalize import functionalize
@@ -18,12 +20,12 @@ from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
-from dimorder.graph.nodes import CUTS, add_meta, args_of, replace_node
+from dimorder.graph.nodes import CUTS, add_meta, args_of, replace_node, tensor_of
 from dimorder.graph.passes import Pass
 from dimorder.graph.prediction import add_predicted
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import is_random, shape_of
-from dimorder.ops.table import OPERATORS
+from dimorder.ops.table import OPERATORS, elements_of
 
 aten = torch.ops.aten
 
@@ -92,6 +94,38 @@ def merge_slices(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
 
 
+def drop_expands(module: GraphModule) -> None:
+    """Let operators that broadcast read a value itself, where another operand has the sizes of their result.
+
+    The repeated value is then not written to memory.
+
+    >>> from dimorder.capture.captured import capture
+    >>> class Gate(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x * x.mean((2, 3), keepdim=True).expand_as(x)
+    >>> nodes = capture(Gate(), (torch.ones(2, 3, 5, 7),)).nodes
+    >>> [str(node.target) for node in nodes if node.op == "call_function"]
+    ['aten.mean.dim', 'aten.mul.Tensor']
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.expand.default):
+        for user in list(node.users):
+            others = [each for each in user.all_input_nodes if each is not node]
+            if _broadcasts(user.target) and any(_are_of_one_shape(each, user) for each in others):
+                user.replace_input_with(node, node.args[0])
+    module.graph.eliminate_dead_code()
+
+
+def _broadcasts(target: Any) -> bool:
+    return elements_of(target).is_pointwise and target.namespace == "aten"
+
+
+def _are_of_one_shape(node: Node, other: Node) -> bool:
+    """Return whether two values have the same shape, at all sizes."""
+    shapes = [tensor_of(each).shape for each in (node, other)]
+    same = (statically_known_true(a == b) for a, b in zip(*shapes, strict=False))
+    return len({len(shape) for shape in shapes}) == 1 and all(same)
+
+
 def crop_conv_padding(module: GraphModule) -> None:
     """Replace a convolution whose result is cut by a padding and a convolution, in place.
 
@@ -152,6 +186,7 @@ GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
     Pass("normalize quantization", normalize_quantization, _GRAPH, _GRAPH),
     Pass("merge common subexpressions", merge_common_subexpressions, _GRAPH, _GRAPH),
     Pass("write GELU as one operator", fuse_gelu, _GRAPH, _GRAPH),
+    Pass("drop expands", drop_expands, _GRAPH, _GRAPH),
     Pass("merge slices", merge_slices, _GRAPH, _GRAPH),
     Pass("crop padding of convolutions", crop_conv_padding, _GRAPH, _GRAPH),
     Pass("refuse random numbers", refuse_random),

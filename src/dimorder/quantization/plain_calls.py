@@ -14,6 +14,7 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from dimorder.capture.passes import drop_expands
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
 from dimorder.quantization.constants import constant_nodes, insert_constant, root_of, shares_elements, writes
 
@@ -35,7 +36,7 @@ _OF_TWO = (aten.matmul.default, aten.einsum.default)
 
 
 def write_plainly(model: GraphModule) -> None:
-    """Write linears, sums and fills as separate calls that change no operand, in place.
+    """Write linears, sums and fills as separate calls that change and repeat no operand, in place.
 
     >>> class Product(torch.nn.Module):
     ...     def __init__(self):
@@ -62,7 +63,7 @@ def write_plainly(model: GraphModule) -> None:
         if node.target is aten.index_put.default:
             _write_fill(node)
     _write_linears(model)
-    model.graph.eliminate_dead_code()
+    drop_expands(model)
     model.recompile()
 
 

@@ -266,7 +266,9 @@ class LiteRtWriter(TfLiteIntegerWriter):
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
         repeated = {b for a, b in zip(old, new, strict=True) if a != b}
         # A MUL multiplies no unsigned integers, and of int8 only constants. XNNPACK has no TILE.
-        is_multiplied = value.of is None or (value.of.dtype == torch.int8 and repeated.isdisjoint(self.varying))
+        is_multiplied = value.of is None or (
+            value.of.dtype == torch.int8 and repeated.isdisjoint(self.varying)
+        )
         if value.dtype.is_floating_point and is_multiplied and len(new) <= MAX_RANK:
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
             value = self.reshape(value, old)
