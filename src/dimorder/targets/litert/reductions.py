@@ -15,6 +15,7 @@ from torch import Tensor
 from dimorder.targets.graph_writer import merge_broadcast
 from dimorder.targets.litert.flatbuffer import MAX_RANK
 from dimorder.targets.litert.integer_writer import LiteRtValue
+from dimorder.targets.litert.moves import pad
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.rows import reduced_by, unfit_matrices, unfit_softmax
@@ -94,6 +95,9 @@ def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) ->
     Sums of floats over whole images of a dynamic size are two: XNNPACK's delegate computes no sum over three
     dimensions, and no reshape can merge them.
     """
+    is_many = math.prod(x.shape[d] for d in dims) > _MANY and set(x.shape).isdisjoint(w.varying)
+    if is_many and kind in ("MEAN", "SUM") and x.dtype == F32 and x.of is None:
+        return _reduced_twice(w, kind, x, dims)
     is_image = len(x.shape) == 4 and x.of is None and not set(x.shape[1:3]).isdisjoint(w.varying)
     if is_image and set(dims) == {1, 2, 3} and kind in ("MEAN", "SUM"):
         return reduce(w, kind, reduce(w, kind, x, {1, 2}), {3})
@@ -108,6 +112,25 @@ def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) ->
         return w.reshape(x, kept)
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
     return w.reshape(w.op(kind, [x, w.sizes(dims)], shape, keepDims=True), kept)
+
+
+# The most numbers that XNNPACK's kernel adds up one after the other. 160,000 equal ones are off by 1e-3.
+_MANY = 4096
+
+
+def _reduced_twice(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) -> LiteRtValue:
+    """Return a mean or sum of many numbers as one of means or sums."""
+    last = max(d for d in dims if x.shape[d] > 1)
+    if any(x.shape[d] > 1 for d in dims if d != last):
+        return reduce(w, kind, reduce(w, kind, x, {last}), set(dims) - {last})
+    outer, size, inner = x.shape[:last], x.shape[last], x.shape[last + 1 :]
+    rows = math.isqrt(size)
+    columns = math.ceil(size / rows)
+    ends = [0] * last, [0] * len(inner)
+    x = pad(w, x, [*ends[0], 0, *ends[1]], [*ends[0], rows * columns - size, *ends[1]])
+    x = w.reshape(x, (math.prod(outer), rows, columns, math.prod(inner)))
+    y = w.reshape(reduce(w, kind, reduce(w, kind, x, {2}), {1}), (*outer, 1, *inner))
+    return y if kind == "SUM" or rows * columns == size else mul(w, y, rows * columns / size)
 
 
 def _merged(w: LiteRtWriter, x: LiteRtValue, dims: Collection[int]) -> tuple[LiteRtValue, set[int]]:

@@ -21,12 +21,15 @@ from dimorder.graph.nodes import call_before
 
 aten = ops.edge.aten
 
+_VIEWS = (aten.view_copy.default, aten.unsqueeze_copy.default, aten.squeeze_copy.dims)
+
 
 def write_in_place(program: ExportedProgram) -> ExportedProgram:
     """Turn each `index_put` into `index_put_` if it computes the new value of the buffer that it reads.
 
     Nothing else may read the buffer, and no other buffer or output may get that value. ExecuTorch's own pass
-    (exir.passes.reinplace) asks less: it overwrites what a view of the buffer still reads.
+    (exir.passes.reinplace) asks less: it overwrites what a view of the buffer still reads. No view may read
+    the new value: ExecuTorch would give it the memory of a copy, which nothing writes.
     """
     left, buffers = left_in_state(program), state_of(program)
     results: Any = program.graph.output_node().args[0]
@@ -35,7 +38,7 @@ def write_in_place(program: ExportedProgram) -> ExportedProgram:
         (buffer, indices, values, *_), dim = node.args, _dimension_of_rows(node)
         is_own = left.get(buffers.get(buffer.name, "")) is node and results.count(node) == 1
         reads = sum(pytree.tree_leaves(user.args).count(buffer) for user in buffer.users)
-        if dim is None or not is_own or reads != 1:
+        if dim is None or not is_own or reads != 1 or any(user.target in _VIEWS for user in node.users):
             continue
         place = indices[dim], buffer.meta["val"].shape[dim]
         if place not in counted:

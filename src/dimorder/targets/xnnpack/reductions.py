@@ -16,6 +16,7 @@ from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
 from dimorder.targets.integer_kernels import MATRICES, MEAN, weighted
 from dimorder.targets.rows import reduced_dims, unfit_matrices, unfit_softmax
 from dimorder.targets.table import Arguments, Row, View, shape_of
+from dimorder.targets.xnnpack.moves import pad
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ def _is_over_space(a: Arguments) -> bool:
     return is_float16(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
 
 
-# The most numbers that one matmul with ones adds up. XNNPACK computes at least 16 columns for it, of which
-# one counts. 56²×64 takes 1,460 µs as one matmul, and 85 µs first over pixels and then over channels.
+# The most numbers that one kernel adds up one after the other. 160,000 equal ones are off by 1e-3.
+# Of a matmul with ones, XNNPACK computes at least 16 columns, of which one counts. 56²×64 takes 1,460 µs as one
+# matmul, and 85 µs first over pixels and then over channels.
 _MANY = 4096
 
 
@@ -136,10 +138,17 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
         y = times(w, y, 1 if mean else size // x.shape[last])
         left = {d for d in dims if d < first} | {first}
         return _reduced(w, w.reshape(y, (*x.shape[:first], x.shape[last])), left, mean)
-    if inner == 1:
+    share = 1 / size if mean else 1.0
+    if inner == 1 and is_many and x.integer_type is None:  # one long sum would round each of its steps
+        rows = math.isqrt(size)
+        columns = math.ceil(size / rows)
+        x = pad(w, w.reshape(x, (outer, size)), (0, 0), (0, rows * columns - size), 0)
+        y = mean_over_space(w, w.reshape(x, (outer, rows, 1, columns)))
+        y = full(w, w.reshape(y, (outer, columns)), _shares(w, columns, rows * share), None)
+    elif inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
-        y = full(w, x, _shares(w, size, mean), None)
+        y = full(w, x, _shares(w, size, share), None)
     else:
         y = mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
         y = times(w, y, 1 if mean else size)
@@ -158,19 +167,31 @@ def last_run(shape: Sequence[int], dims: Collection[int]) -> tuple[int, int]:
     return first, last
 
 
-def _shares(w: XnnBuilder, size: int, mean: bool) -> XnnValue:
-    """Return the weight by which a linear gives the sum or the mean of that many elements."""
-    if not mean and not is_fixed([size]):
+def _shares(w: XnnBuilder, size: int, share: float) -> XnnValue:
+    """Return the weight by which a linear gives a share of the sum of that many elements."""
+    if share == 1 and not is_fixed([size]):
         return w.ones((1, size))
     w.require_fixed([size], "a mean over that many elements")
-    ones = torch.ones(1, size, dtype=torch.int8)
-    return w.constant(Scaled.of(ones, torch.tensor(1 / size if mean else 1.0)))
+    return w.constant(Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(share)))
 
 
 def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
-    """Return the means over the rows and columns of NHWC, which both get size 1."""
-    n, _, _, channels = x.shape
-    return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
+    """Return the means over the rows and columns of NHWC, which both get size 1.
+
+    XNNPACK adds up one pixel after the other, and rounds each sum. Many pixels get means of means.
+    """
+    n, height, width, channels = x.shape
+    if not is_fixed((height, width)) or height * width <= _MANY or not x.is_of_float32:
+        return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
+    size = height * width
+    if 1 in (height, width):
+        height = math.isqrt(size)
+        width = math.ceil(size / height)
+        x = w.reshape(x, (n, size, channels))
+        x = pad(w, x, (0, 0, 0), (0, height * width - size, 0), 0)
+    rows = mean_over_space(w, w.reshape(x, (n * height, 1, width, channels)))
+    y = mean_over_space(w, w.reshape(rows, (n, height, 1, channels)))
+    return times(w, y, height * width / size)
 
 
 def _linear_kernel(a: Arguments) -> IntegerKernel:
