@@ -1,14 +1,28 @@
-"""Write files whole, or not at all."""
+"""Write files whole, or not at all, and find damage in archives."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from dimorder.errors import writable
+
+
+def require_sound_archive(path: str | os.PathLike[str]) -> None:
+    """Raise `ValueError` if an archive, such as a `.pt2`, is damaged: torch compares no checksums."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    # of a damaged directory zipfile may raise each of these
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"damaged: {error}") from error
+    if damaged is not None:
+        raise ValueError(f"damaged: {damaged}")
 
 
 def write_whole(

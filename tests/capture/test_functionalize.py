@@ -166,6 +166,31 @@ def test_one_value_may_be_written_into_two_buffers() -> None:
         assert torch.allclose(lowered.run(call), network(call))
 
 
+class WrittenFromAnother(nn.Module):
+    """Writes one buffer to another, and then the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("new", torch.ones(2, 3))
+        self.register_buffer("old", torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.old
+        self.old.copy_(self.new)
+        self.new.add_(x)
+        self.old.mul_(2)
+        self.old.copy_(self.new)
+        return y - self.new
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_buffer_may_be_written_to_another(target: str) -> None:
+    x = torch.randn(2, 3)
+    lowered, network = dimorder.lower(WrittenFromAnother(), (x,), target=target), WrittenFromAnother()
+    for call in (x, x - 1, x * 3):
+        assert torch.allclose(lowered.run(call), network(call), atol=1e-6)
+
+
 class LastWrittenTwice(nn.Module):
     """Writes the last two steps of what it has seen into two buffers."""
 

@@ -66,6 +66,13 @@ class Attended(nn.Module):
         return self.head(y) / x.shape[1]  # type: ignore[no-any-return]
 
 
+class Turned(nn.Module):
+    """A sequence from its end, beside itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.relu(), x.flip(1).sigmoid()], 2)
+
+
 class Cut(nn.Module):
     """Slices from either end of a sequence, and its steps by twos."""
 
@@ -79,6 +86,7 @@ CASES = {
     "enlarged": (Enlarged(), "1x3xHxW", PICTURES[:4], None),
     "a sequence": (Attended(), "NxTx12", LENGTHS, None),
     "slices": (Cut(), "NxTx12", LENGTHS, 1),
+    "turned": (Turned(), "NxTx12", LENGTHS, None),
 }
 
 

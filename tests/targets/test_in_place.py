@@ -109,8 +109,13 @@ def writes_at_a_table(m: Cache, x: Tensor, at: Tensor) -> Tensor:
     return m.rows * 2
 
 
+def compares_view(m: Cache, x: Tensor, at: Tensor) -> Tensor:
+    m.rows[at] = x
+    return (m.rows.reshape(4, 9) > 0).int()
+
+
 IN_PLACE = {attends: 1, writes_columns: 1, returns: 1, returns_view: 1, keeps_transposed: 1, keeps_twice: 1}
-NOT = (reads_before, swaps, writes_twice, writes_itself)
+NOT = (reads_before, compares_view, swaps, writes_twice, writes_itself)
 NOT += (adds, repeats_value, writes_elements, writes_at_a_table)
 CASES = {**IN_PLACE, **dict.fromkeys(NOT, 0)}
 

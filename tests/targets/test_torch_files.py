@@ -1,5 +1,7 @@
 """Programs of target torch as files: run under their contract, refused where damaged or another tool's."""
 
+import contextlib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,22 @@ def test_what_is_no_program_of_ours_is_refused(saved: Path, tmp_path: Path) -> N
         dimorder.load(other)
     with pytest.raises(UsageError, match="no such file"):
         dimorder.load(tmp_path / "missing.pt2")
+
+
+def test_damage_that_torch_does_not_notice_is_refused(saved: Path, tmp_path: Path) -> None:
+    whole, other = saved.read_bytes(), tmp_path / "other.pt2"
+    with zipfile.ZipFile(saved) as archive:
+        weight = next(archive.read(name) for name in archive.namelist() if name.endswith("weight_0"))
+    directory = whole.find(b"PK\x01\x02")
+    for place in (whole.find(weight) + 3, *range(directory + 6, len(whole), 97)):
+        other.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+        with contextlib.suppress(ContractError):
+            assert torch.equal(dimorder.load(other)(numbers()), dimorder.load(saved)(numbers()))
+    with pytest.raises(ContractError, match="damaged: "):
+        other.write_bytes(whole.replace(weight, weight[::-1]))
+        dimorder.load(other)
+    with pytest.raises(UsageError, match="damaged: "):
+        dimorder.lower(str(other))
 
 
 def test_a_name_too_long_for_a_file_is_refused(tmp_path: Path) -> None:

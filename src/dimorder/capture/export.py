@@ -23,6 +23,7 @@ from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported, refuse_gradients
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.files import require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
@@ -50,6 +51,7 @@ def export(
         raise UsageError("torch.autocast", "it is on, and would change the types of operators", fix)
     if isinstance(model, (str, Path)):
         try:
+            require_sound_archive(model)
             model = torch.export.load(str(model))
         except Exception as error:
             raise UsageError(

@@ -71,10 +71,10 @@ def functionalize(
 def write_apart(exported: ExportedProgram) -> ExportedProgram:
     """Return the program in which each buffer is written with a value of its own, in its type and shape.
 
-    torch 2.13 decomposes a value that is written into two buffers to one that it refuses itself. It leaves
-    conversions and broadcasts to the write, of which a functional program has none.
+    torch 2.13 refuses what it makes of a value that is written into two buffers, or that is another buffer.
+    It leaves conversions and broadcasts to the write, of which a functional program has none.
     """
-    graph = copy_graph(exported.graph)
+    graph, buffers = copy_graph(exported.graph), state_of(exported)
     written = set[torch.fx.Node]()
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         buffer, value = (tensor_of(each) for each in node.args[:2])
@@ -82,10 +82,16 @@ def write_apart(exported: ExportedProgram) -> ExportedProgram:
             _write_instead(node, aten._to_copy.default, dtype=buffer.dtype)
         if value.shape != buffer.shape:
             _write_instead(node, aten.expand.default, list(buffer.shape))
-        if node.args[1] in written:
+        source = node.args[1]
+        is_buffer = source.name in buffers or _is_mutable(source.target)
+        if source in written or is_buffer:
             _write_instead(node, aten.clone.default)
         written.add(node.args[1])
     return replace_parts(exported, graph=graph)
+
+
+def _is_mutable(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _write_instead(copy: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +108,7 @@ def _is_ahead(
         return True
     if not all(operand in ahead for operand in node.all_input_nodes):
         return False
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+    if not _is_mutable(target):
         return True
     written = [node.all_input_nodes[0]]
     for value in written:  # grows by all values that share its memory
@@ -117,7 +123,7 @@ def _is_ahead(
 
 def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call is functional, or was in place and has been replaced."""
-    in_place = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    in_place = _is_mutable(node.target)
     return _replaced(node, operators) if in_place else _is_functional(node, operators)
 
 

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dimorder.errors import DimorderError, UsageError
+from dimorder.files import require_sound_archive
 from dimorder.text import shape_text
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ def _load_exported(path: str) -> ExportedProgram:
     import torch
 
     try:
+        require_sound_archive(path)
         return torch.export.load(path)
     except Exception as error:
         raise UsageError(

@@ -83,6 +83,10 @@ def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
     return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
 
 
+def _remainder_of_number(n: Tracer, number: Value, y: Value) -> Value:
+    return n.write(aten.remainder.Tensor, torch.tensor(number), y)
+
+
 def _of_one_type(target: Any) -> Callable[..., Value]:
     """Return the spelling of arithmetic on integers with a result of floats: the integers are cast first.
 
@@ -181,6 +185,7 @@ OPERATORS = (
     spelling(in_float32(_round_decimals), aten.round.decimals),
     spelling(in_float32(_threshold), aten.threshold.default),
     spelling(_celu, aten.celu.default),
+    spelling(_remainder_of_number, aten.remainder.Scalar_Tensor),
     *map(in_torchs_parts, (aten.glu.default, aten.selu.default, aten.prelu.default)),
     *map(in_torchs_parts, (aten.clip.default, aten.clip.Tensor, aten.max.other, aten.min.other)),
     in_torchs_parts(aten.true_divide.Tensor),

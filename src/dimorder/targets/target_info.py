@@ -89,7 +89,8 @@ class TargetInfo:
         try:
             with zipfile.ZipFile(path) as archive:
                 return any(self.member in name for name in archive.namelist())
-        except (zipfile.BadZipFile, OSError):  # no archive, or a damaged one
+        # no archive, or a damaged one
+        except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError):
             return False
 
     def open(self, name: str) -> Any:

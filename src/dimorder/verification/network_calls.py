@@ -36,7 +36,7 @@ class NetworkCalls:
         contract: what the program promises.
         exported: returns the exported program of these sizes, if that is not `program.exported`. It is asked
             for only if an error is above the tolerance.
-        calls: the leaves of each call in a row, of any sizes; by default the example's, ten times with state.
+        calls: the leaves of each call in a row, of any sizes.
 
     Attributes:
         calls: The number of calls in a row.
@@ -49,11 +49,10 @@ class NetworkCalls:
         model: Any,
         program: Captured,
         contract: Contract,
-        exported: Callable[[], ExportedProgram] | None = None,
-        calls: Sequence[Sequence[Any]] | None = None,
+        exported: Callable[[], ExportedProgram] | None,
+        calls: Sequence[Sequence[Any]],
     ) -> None:
         self.contract, self.program = contract, program
-        calls = calls or [program.examples] * (CALLS if program.state else 1)
         self.calls, self.leaves = len(calls), [leaf for call in calls for leaf in call]
         self.network = flat_network(model, program, calls)
         self.examples = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]

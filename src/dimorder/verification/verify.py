@@ -35,7 +35,7 @@ from dimorder.graph.interpreter import GraphRun
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.verification.amplified import AmplifyingInputs
 from dimorder.verification.flat_network import flat_network
-from dimorder.verification.network_calls import Inputs, NetworkCalls, Run
+from dimorder.verification.network_calls import CALLS, Inputs, NetworkCalls, Run
 from dimorder.verification.random_inputs import (
     copies,
     is_normal,
@@ -54,6 +54,7 @@ from dimorder.verification.relative_error import (
 from dimorder.verification.selections import Selections
 
 CALLS_OF_ONE_SIZE = 3  # in a row, for such a network that also gets CALLS calls of changing sizes
+FEWEST_CALLS = 2  # in a row: the first of them shows no state
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Trial(NetworkCalls):
         contract: what the program promises.
         exported: returns the exported program of the trial's sizes, if that is not `program.exported`.
         repeats: whether the network is called again, to find out whether it keeps what is no buffer.
-        calls: the leaves of each call in a row.
+        calls: the leaves of each call in a row. If the network raises an error in a later one, it gets fewer.
     """
 
     def __init__(
@@ -98,8 +99,16 @@ class Trial(NetworkCalls):
         repeats: bool = True,
         calls: Sequence[Sequence[Any]] | None = None,
     ) -> None:
-        super().__init__(model, program, contract, exported, calls)
-        self.inputs, self.network_inputs, self.expected, self._like = self._computed()
+        calls = calls or [program.examples] * (CALLS if program.state else 1)
+        while True:
+            super().__init__(model, program, contract, exported, calls)
+            try:
+                self.inputs, self.network_inputs, self.expected, self._like = self._computed()
+                break
+            except UnsupportedError:  # a cache may be full before the last call
+                if len(calls) <= FEWEST_CALLS:
+                    raise
+            calls = calls[: max(FEWEST_CALLS, len(calls) // 2)]
         if repeats and isinstance(model, torch.nn.Module):
             first_call = self.leaves[: len(self.leaves) // self.calls]
             self._require_no_hidden_state(flat_network(model, program, [first_call]))
@@ -144,8 +153,11 @@ class Trial(NetworkCalls):
                 return inputs, network_inputs, expected, like
         if some is not None:
             return some
-        fix = "give example inputs of which it makes numbers"
-        raise UnsupportedError("the network on its example inputs", why, fix)
+        where, fix = "the network on its example inputs", "give example inputs of which it makes numbers"
+        if self.calls > 1:
+            where = f"{where}, {self.calls} times in a row"
+            fix = f"give example inputs, such as shorter ones, that it takes {self.calls} times in a row"
+        raise UnsupportedError(where, why, fix)
 
     def _require_no_hidden_state(self, first_call: Callable[..., Outputs]) -> None:
         """Check that the network keeps nothing between calls that the program cannot know.

@@ -91,7 +91,7 @@ class QuantizedTrial(Trial):
         super().__init__(
             model, program, contract, repeats=repeats, calls=[each.examples for each in programs]
         )
-        self.programs = programs or [program] * self.calls
+        self.programs = programs[: self.calls] or [program] * self.calls
         calls = self.programs, self._each_call(self.inputs), self._each_call(self.network_inputs)
         state, differences = {each.name: each.initial for each in program.state}, list[Differences]()
         for each, inputs, given in zip(*calls, strict=True):

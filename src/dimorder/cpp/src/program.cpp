@@ -78,10 +78,16 @@ bool is_aligned(const Tensor& tensor) {
   return itemsize == 0 || reinterpret_cast<uintptr_t>(tensor.data) % itemsize == 0;
 }
 
+struct Freed {
+  void operator()(uint8_t* bytes) const { std::free(bytes); }
+};
+using Memory = std::unique_ptr<uint8_t[], Freed>;
+
 /// Memory for so many bytes, all of them 0: a program of another tool may count on that for its state.
-std::unique_ptr<uint8_t[]> zeros(size_t bytes) {
+/// The system gives pages as they are written, so a damaged size takes no memory.
+Memory zeros(size_t bytes) {
   if (!is_size(bytes)) return nullptr;
-  return std::unique_ptr<uint8_t[]>(new (std::nothrow) uint8_t[bytes + kReadBeyond]());
+  return Memory(static_cast<uint8_t*>(std::calloc(bytes + kReadBeyond, 1)));
 }
 
 /// An input as ExecuTorch gets it, in the sizes of the latest call that was accepted.
@@ -123,9 +129,9 @@ struct Fed {
 struct Loaded {
   MallocMemoryAllocator method_memory;
   MallocMemoryAllocator temporary;
-  std::vector<std::unique_ptr<uint8_t[]>> planned;
+  std::vector<Memory> planned;
   std::vector<Span<uint8_t>> spans;
-  std::vector<std::unique_ptr<uint8_t[]>> outputs; // of those that are not planned
+  std::vector<Memory> outputs; // of those that are not planned
   std::vector<Span<uint8_t>> output_spans;
   std::optional<et::HierarchicalAllocator> hierarchy;
   std::optional<et::MemoryManager> manager;
@@ -171,8 +177,8 @@ struct Loaded {
   }
 
   /// The memory that outputs lie in, which then outlives the method.
-  std::vector<std::unique_ptr<uint8_t[]>> take_memory() {
-    std::vector<std::unique_ptr<uint8_t[]>> all = std::move(planned);
+  std::vector<Memory> take_memory() {
+    std::vector<Memory> all = std::move(planned);
     std::move(outputs.begin(), outputs.end(), std::back_inserter(all));
     return all;
   }
@@ -197,7 +203,7 @@ struct Program::State {
   std::unique_ptr<et::DataLoader> loader;
   std::optional<et::Program> program;
   std::unique_ptr<Loaded> loaded;
-  std::vector<std::unique_ptr<uint8_t[]>> before_reset; // memory that the latest outputs lie in, until the next call
+  std::vector<Memory> before_reset; // memory that the latest outputs lie in, until the next call
   std::string lines;
   dimorder_contract contract = {};
   bool has_contract = false;

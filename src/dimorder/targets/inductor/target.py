@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.files import require_sound_archive
 from dimorder.graph.branches import has_branches
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.layout.capabilities import Capabilities
@@ -138,12 +139,11 @@ def load(file: Path) -> tuple[Contract, Run]:
     if not file.is_file():
         raise UsageError(f"loading {file}", "no such file", "give the path of a .pt2 file")
     try:
+        require_sound_archive(file)
         with zipfile.ZipFile(file) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise zipfile.BadZipFile(f"damaged: {damaged}")
             inside = [name for name in archive.namelist() if name.endswith(f"/extra/{CONTRACT_METHOD}")]
             text = archive.read(inside[0]).decode() if inside else ""
-    except zipfile.BadZipFile as error:
+    except ValueError as error:
         raise ContractError(
             f"loading {file}", str(error), "lower it again, or copy the file again"
         ) from error

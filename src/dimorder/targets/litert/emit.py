@@ -29,7 +29,7 @@ from dimorder.targets.litert.all_sizes import NotForAllSizesError, merge_graphs,
 from dimorder.targets.litert.flatbuffer import SIGNATURE, TfLiteGraph, serialize
 from dimorder.targets.litert.in_place import copy_before_overwriting
 from dimorder.targets.litert.integer_writer import LiteRtValue
-from dimorder.targets.litert.ops import QUANTIZED, unfit_input, unsupported_value, with_steps
+from dimorder.targets.litert.ops import FLIP, QUANTIZED, SLICE, unfit_input, unsupported_value, with_moves
 from dimorder.targets.litert.passes import store_in_half
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.program_io import (
@@ -96,7 +96,7 @@ def _graph_for_ranges(
     program: ExportedProgram, contract: Contract, operators: Table
 ) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
     """Return one graph for all sizes, from those at a few points, and the integers of its quantize nodes."""
-    operators = with_steps(operators)
+    operators = with_moves(operators, SLICE, FLIP)
     programs, table = specialize_each(program, contract.symbols)
     pairs = zip(programs, _dynamic_sizes(programs), strict=True)
     written = [_graph(each, contract, operators, sizes) for each, sizes in pairs]

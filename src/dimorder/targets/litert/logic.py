@@ -45,8 +45,9 @@ def _dtype_of(operand: Any) -> torch.dtype:
 
 def _compare(kind: str) -> Row:
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-        # a number takes the tensor's type if it can; LiteRT orders no truth values
+        # a number takes the type of a tensor of integers, and its last bits; LiteRT orders no truth values
         types = [_dtype_of(operand) for operand in (a.self, a.other)]
+        types = types[:1] if types[0] in (I32, I64) and type(a.other) is int else types
         dtype = next((dtype for dtype in (F32, torch.float64, I64, I32) if dtype in types), I32)
         dtype = F32 if dtype == torch.float64 else dtype
         x, y = (value(w, operand, dtype) for operand in (a.self, a.other))

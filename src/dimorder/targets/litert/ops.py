@@ -16,6 +16,8 @@ from dimorder.targets.litert.flatbuffer import DTYPES
 from dimorder.targets.litert.integer_kernels import KERNELS
 from dimorder.targets.table import Row, Table, unsupported_tensor
 
+SLICE, FLIP = torch.ops.aten.slice.Tensor, torch.ops.aten.flip.default
+
 QUANTIZED = frozenset((torch.int8, torch.uint8))  # what only moves, quantizes and dequantizes read
 
 
@@ -52,13 +54,15 @@ OPERATORS = Table(
 )
 
 
-def with_steps(table: Table) -> Table:
-    """Return the table with slices of floats with steps, which LiteRT's own kernels compute.
+def with_moves(table: Table, *targets: Any) -> Table:
+    """Return the table with slices of floats with steps, or flips of floats, by LiteRT's own kernels.
 
-    Views of rows stay in XNNPACK's delegate, but need a size of which the step is a divisor at all sizes.
+    Views and slices stay in XNNPACK's delegate. But such views need a size of which the step is a divisor at
+    all sizes, and such slices a fixed size.
     """
-    row = table.rows.get(torch.ops.aten.slice.Tensor)
-    if row is None:
-        return table
-    stepped = replace(row, check=lambda a: None if len(a.shape) <= moves.MAX_SLICED else row.check(a))
-    return replace(table, rows={**table.rows, torch.ops.aten.slice.Tensor: stepped})
+
+    def outside(row: Row) -> Row:
+        return replace(row, check=lambda a: None if len(a.shape) <= moves.MAX_SLICED else row.check(a))
+
+    rows = {target: outside(table.rows[target]) for target in targets if target in table.rows}
+    return replace(table, rows={**table.rows, **rows})

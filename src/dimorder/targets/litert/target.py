@@ -16,6 +16,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_into_inputs
 from dimorder.graph.nodes import args_of, is_uneven
+from dimorder.graph.tracing import shape_of
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
@@ -33,7 +34,7 @@ from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
 from dimorder.targets.litert.model import LiteRtModel, is_rounded
-from dimorder.targets.litert.ops import OPERATORS, unfit_input, with_steps
+from dimorder.targets.litert.ops import FLIP, OPERATORS, SLICE, unfit_input, with_moves
 from dimorder.targets.litert.runtime import (
     DEFAULT_KERNELS,
     KERNELS,
@@ -148,9 +149,11 @@ def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
 
 def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], graph: Graph) -> Capabilities:
     """Return the capabilities for a captured graph in which these sizes are dynamic."""
-    slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
-    if any(is_uneven(node) and args_of(node)[4] != 1 for node in slices):
-        table = with_steps(table)
+    found = {target: graph.find_nodes(op="call_function", target=target) for target in (SLICE, FLIP)}
+    if any(is_uneven(node) and args_of(node)[4] != 1 for node in found[SLICE]):
+        table = with_moves(table, SLICE)
+    if any(shape_of(node)[dim] in varying for node in found[FLIP] for dim in args_of(node)[1]):
+        table = with_moves(table, FLIP)
     fitting = replace(capabilities, computes=table.supports, at_all_sizes=partial(unfit_sizes, table))
     return by_xnnpack.sized(fitting, varying, graph)
 

@@ -125,8 +125,8 @@ class LiteRtWriter(TfLiteIntegerWriter):
         return replace(value, dtype=F32, of=of)
 
     def number(self, number: float, dtype: torch.dtype) -> LiteRtValue:
-        """Return a constant without dimensions."""
-        return self.constant(torch.tensor(number, dtype=dtype))
+        """Return a constant without dimensions. It has the last bits of an integer, as in torch."""
+        return self.constant(torch.tensor(number).to(dtype))
 
     def sizes(self, sizes: Sequence[int]) -> LiteRtValue:
         """Return a constant of int32: sizes, starts, paddings or dimensions."""

@@ -21,15 +21,12 @@ from dimorder.graph.nodes import call_before
 
 aten = ops.edge.aten
 
-_VIEWS = (aten.view_copy.default, aten.unsqueeze_copy.default, aten.squeeze_copy.dims)
-
 
 def write_in_place(program: ExportedProgram) -> ExportedProgram:
     """Turn each `index_put` into `index_put_` if it computes the new value of the buffer that it reads.
 
     Nothing else may read the buffer, and no other buffer or output may get that value. ExecuTorch's own pass
-    (exir.passes.reinplace) asks less: it overwrites what a view of the buffer still reads. No view may read
-    the new value: ExecuTorch would give it the memory of a copy, which nothing writes.
+    (exir.passes.reinplace) asks less: it overwrites what a view of the buffer still reads.
     """
     left, buffers = left_in_state(program), state_of(program)
     results: Any = program.graph.output_node().args[0]
@@ -38,7 +35,7 @@ def write_in_place(program: ExportedProgram) -> ExportedProgram:
         (buffer, indices, values, *_), dim = node.args, _dimension_of_rows(node)
         is_own = left.get(buffers.get(buffer.name, "")) is node and results.count(node) == 1
         reads = sum(pytree.tree_leaves(user.args).count(buffer) for user in buffer.users)
-        if dim is None or not is_own or reads != 1 or any(user.target in _VIEWS for user in node.users):
+        if dim is None or not is_own or reads != 1 or _has_view(node):
             continue
         place = indices[dim], buffer.meta["val"].shape[dim]
         if place not in counted:
@@ -46,6 +43,12 @@ def write_in_place(program: ExportedProgram) -> ExportedProgram:
         node.args = (buffer, [*indices[:dim], counted[place]], values)
         node.target = aten.index_put_.default
     return program
+
+
+def _has_view(node: Node) -> bool:
+    """Return whether a view reads the new value: ExecuTorch would read it from a copy that is not written."""
+    views = [user for user in node.users if user.target is aten.view_copy.default]
+    return any(all(user.op != "output" for user in view.users) or _has_view(view) for view in views)
 
 
 def _dimension_of_rows(node: Node) -> int | None:

@@ -63,14 +63,31 @@ def _sum_of_integers(
     summed = {d % x.dim() for d in dims or range(x.dim())}
     kept = [d for d in range(x.dim()) if d not in summed]
     rows = x.permute(*kept, *sorted(summed)).flatten(len(kept))
-    total = rows.cumsum(-1)[..., -1]
+    total = rows.cumsum(-1, dtype=dtype or torch.int64)[..., -1]
     return total.reshape([1 if d in summed else x.shape[d] for d in range(x.dim())]) if keepdim else total
+
+
+def _quotient_of_integers(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """Write a quotient rounded towards zero by one rounded down: of int64 the kernel divides float64."""
+    if rounding_mode != "trunc" or torch.result_type(x, y) != torch.int64:
+        return QUOTIENTS[aten.div.Tensor_mode](x, y, rounding_mode=rounding_mode)
+    floor = torch.div(x, y, rounding_mode="floor")
+    return floor + ((x - floor * y != 0) & ((x < 0) != (y < 0))).long()
+
+
+def _remainder_of_integers(x: Tensor, y: Any) -> Any:
+    """Write a remainder with the sign of `x`: of int64 the kernel computes float64."""
+    if torch.result_type(x, y) != torch.int64:
+        return NotImplemented
+    return x - _quotient_of_integers(x, y, rounding_mode="trunc") * y
 
 
 IN_PARTS: Mapping[Any, Callable[..., Any]] = {
     **{name: parts for name, parts in PARTS.items() if name not in HAVE_KERNEL},
     **PAIRS,
     **QUOTIENTS,
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _quotient_of_integers),
+    **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _remainder_of_integers),
     aten.sum.dim_IntList: _sum_of_integers,
     **BOUNDS,
     aten.clamp.Tensor: _clamp_floats,

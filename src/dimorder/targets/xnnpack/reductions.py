@@ -110,8 +110,8 @@ def _is_over_space(a: Arguments) -> bool:
 
 
 # The most numbers that one kernel adds up one after the other. 160,000 equal ones are off by 1e-3.
-# Of a matmul with ones, XNNPACK computes at least 16 columns, of which one counts. 56²×64 takes 1,460 µs as one
-# matmul, and 85 µs first over pixels and then over channels.
+# Of a matmul with ones, XNNPACK computes at least 16 columns, of which one counts. 56²×64 takes 1,460 µs as
+# one matmul, and 85 µs first over pixels and then over channels.
 _MANY = 4096
 
 
