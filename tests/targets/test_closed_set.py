@@ -33,6 +33,7 @@ from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
 from dimorder.targets.xnnpack.target import target as xnnpack
 from tests.targets import (
     test_tosa_forms,
+    test_tosa_integer_functions,
     test_tosa_integer_indices,
     test_tosa_integer_positions,
     test_tosa_integers,
@@ -57,7 +58,13 @@ TABLES: Mapping[str, tuple[Any, ...]] = {
     "xnnpack": (XNNPACK, test_xnnpack_ops),
     "tosa": (TOSA, test_tosa_ops),
     "litert": (LITERT, test_litert_ops),
-    "tosa, integers": (TOSA_INT, test_tosa_integers, test_tosa_integer_indices, test_tosa_integer_positions),
+    "tosa, integers": (
+        TOSA_INT,
+        test_tosa_integers,
+        test_tosa_integer_functions,
+        test_tosa_integer_indices,
+        test_tosa_integer_positions,
+    ),
 }
 
 # Networks of operators that neither table computes, and of those that only some orders call for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ pytest.importorskip("tosa_serializer")
 pytest.importorskip("tosa_reference_model")
 
 import dimorder
+from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests.small_networks import Net
 from tests.targets.quantised import Between
 
 X = 2 * torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(1))
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "log1p": lambda x: x.relu().log1p(),
     "log2": lambda x: (x.abs() + 0.3).log2(),
     "log10": lambda x: (x.abs() + 0.3).log10(),
@@ -31,20 +33,24 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@cache
+def lowered(name: str) -> Lowered:
+    return dimorder.lower(Between(CASES[name], (0.0311, -7)), (X,), target="tosa", run_artifact=True)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_function_is_a_table(name: str) -> None:
-    net = Between(FUNCTIONS[name], (0.0311, -7))
-    made = dimorder.lower(net, (X,), target="tosa", run_artifact=True)
+    net, made = Between(CASES[name], (0.0311, -7)), lowered(name)
     assert dict(inspect_tosa(made.artifact.data).operators) == {"TABLE": 1}
     (wanted,), found = net(X), made.run(made.contract.inputs[0].quantized(X))
     found = found[0] if isinstance(found, (tuple, list)) else found
     assert torch.equal(found, made.contract.outputs[0].quantized(wanted))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_quantised_network_has_the_function(name: str) -> None:
     pytest.importorskip("executorch")
-    net = Net(lambda m, x: FUNCTIONS[name](0.4 * x.abs()))
+    net = Net(lambda m, x: CASES[name](0.4 * x.abs()))
     quantized = dimorder.quantize(net.eval(), [X, 0.7 * X, X.flip(1)], target="tosa")
     (found,) = quantized.compare(dimorder.lower(quantized, (X,), target="tosa"))
     assert found.quanta <= 1

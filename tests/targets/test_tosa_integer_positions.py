@@ -110,6 +110,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "truth of bytes": (lambda b: (b.any(1), b.all(2), torch.logical_not(b), (b > 100).byte()), (BYTES,)),
     "a largest integer": (lambda i: (i.max(), i.amin(1)), (P,)),
+    "rows of a table": (lambda i: (F.embedding(i.abs() % 5, ODD[0, :5]),), (P,)),
     "a running sum": (lambda i: (torch.cumsum(i, 1),), (P,)),
 }
 

@@ -147,6 +147,7 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "moved floats": (lambda x, y: (x + y).transpose(1, 2)[:, 1:].flip(2).reshape(2, 4, 42), (X, Y)),
     "padded floats": (lambda x, y: F.pad(x + y, (1, 0, 2, 1)), (X, Y)),
     "softmax": (lambda x: x.softmax(-1), (X,)),
+    "log_softmax": (lambda x: x.log_softmax(-1), (X,)),
     "softmax over channels": (lambda x: (x * 0.3).softmax(1), (X,)),
     "layer norm": (lambda x: F.layer_norm(x, (7,)), (X,)),
     "layer norm, affine": (lambda x: F.layer_norm(x, (5, 7), Y[0, 0], Z[0, 0], 1e-3), (X,)),
