@@ -16,12 +16,13 @@ from typing import Any
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node, map_arg
+from torch.fx import Node
 from torch.utils._sympy.functions import PythonMod
 
 from dimorder.capture.export import holds
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import UNEVEN, VALUE, args_of, call_before, replace_named, set_meta
+from dimorder.graph.nodes import UNEVEN, VALUE, args_of, replace_named, set_meta
+from dimorder.graph.prediction import computed_before
 from dimorder.graph.tracing import quotient
 
 aten = torch.ops.aten
@@ -85,9 +86,9 @@ def _rewrite(node: Node, ranges: Mapping[Any, Any]) -> None:
         return
     y = _reduce(node, x, [new for _, new in pairs], equal)
     if any(quotient(*pair) != 1 for pair in rest):
-        y = _call(node, node.target, y, sizes)
+        y = computed_before(node, node.target, y, sizes)
         set_meta(y, UNEVEN, any(_is_uneven(*pair) for pair in rest))
-        y = y if node in results.values() else _call(node, getitem, y, 0)
+        y = y if node in results.values() else computed_before(node, getitem, y, 0)
     for i, result in results.items():
         replace_named(result, y if i == 0 else _place(node, x, len(pairs)))
 
@@ -116,23 +117,17 @@ def _reduce(node: Node, x: Node, new: Sequence[int], equal: Sequence[bool]) -> N
     reduction = _POOLS[node.target]
     dims = [dim for dim, is_equal in enumerate(equal, -len(equal)) if is_equal]
     if all(new[dim] == 1 for dim in dims):
-        return _call(node, reduction, x, dims, True)
+        return computed_before(node, reduction, x, dims, True)
     for dim in dims:  # what follows keeps its place, counted from the end
-        x = _call(node, aten.unflatten.int, x, dim, [new[dim], -1])
+        x = computed_before(node, aten.unflatten.int, x, dim, [new[dim], -1])
     windows = [dim - sum(other > dim for other in dims) for dim in dims]
-    return _call(node, reduction, x, windows, False)
+    return computed_before(node, reduction, x, windows, False)
 
 
 def _place(node: Node, x: Node, rank: int) -> Node:
     """Return the place in its plane of the largest element."""
-    place = _call(node, aten.argmax.default, _call(node, aten.flatten.using_ints, x, -rank, -1), -1, True)
+    plane = computed_before(node, aten.flatten.using_ints, x, -rank, -1)
+    place = computed_before(node, aten.argmax.default, plane, -1, True)
     for _ in range(rank - 1):
-        place = _call(node, aten.unsqueeze.default, place, -1)
+        place = computed_before(node, aten.unsqueeze.default, place, -1)
     return place
-
-
-def _call(place: Node, target: Any, *args: Any) -> Node:
-    """Write a call before a node, with its results."""
-    with torch.no_grad():
-        value = target(*map_arg(args, lambda read: read.meta[VALUE]))
-    return call_before(place, target, args, value=value)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dimorder.graph.nodes import add_call
+from dimorder.graph.nodes import add_call, call_before
 
 
 def without_data(tensor: Tensor) -> Tensor:
@@ -69,3 +69,19 @@ def add_predicted(like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     torch.Size([2])
     """
     return add_call(like.graph, target, args, kwargs, like=like, value=results_of(target, args, kwargs))
+
+
+def computed_before(place: Node, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
+    """Write a call before a node, with what the operator computes of the values of its operands.
+
+    Unlike those of `add_predicted`, these values may have dynamic sizes. See `call_before`.
+
+    >>> from dimorder.graph.nodes import set_value
+    >>> x = set_value(torch.fx.Graph().placeholder("x"), torch.empty(2, 3, device="meta"))
+    >>> computed_before(x, torch.ops.aten.sum.dim_IntList, x, [1]).meta["val"].shape
+    torch.Size([2])
+    """
+    metas = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
+    with torch.no_grad():
+        value = target(*metas[0], **metas[1])
+    return call_before(place, target, args, kwargs, like=like, value=value)

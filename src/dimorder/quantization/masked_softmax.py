@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
+from dimorder.graph.nodes import args_of, bound, replace_node, tensor_of
+from dimorder.graph.prediction import computed_before
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.masks import VIEWS, Mask, MaskedScores, Masks, Moved
 from dimorder.quantization.scores import ATTENTION, HIDDEN, SOFTMAXES, Range, ScoreRun, scores_of
@@ -120,31 +121,23 @@ class _Writer:
         like, dim = tensor_of(softmax), args_of(softmax)[1]
         if summed is not softmax.args[0]:
             dim = -1
-        whole = torch.empty_like(tensor_of(summed), dtype=like.dtype)
-        rows = torch.empty_like(whole.narrow(dim, 0, 1))
-
-        def call(target: Any, value: Tensor, *args: Any) -> Node:
-            return call_before(softmax, target, args, value=value)
-
+        call = partial(computed_before, softmax)
         kept = self._kept_of(masked.masks, softmax, like.dtype)
         scores = [self._placed(each, softmax) for each in masked.scores]
-        total = scores[0]
-        for other in scores[1:]:
-            total = call(aten.add.Tensor, _broadcast(total, other), total, other)
+        total = reduce(partial(call, aten.add.Tensor), scores)
         # Both are written as they are: their shapes broadcast to the sum's.
-        some = tensor_of(total).to(like.dtype)
         if tensor_of(total).dtype != like.dtype:
-            total = call(aten.to.dtype, some, total, like.dtype)
-        above = call(aten.relu.default, some, call(aten.sub.Tensor, some, total, lowest))
-        visible = call(aten.mul.Tensor, whole, above, kept)
-        largest = call(aten.amax.default, rows, visible, [dim], True)
-        exponents = call(aten.exp.default, whole, call(aten.sub.Tensor, whole, visible, largest))
-        weights = call(aten.mul.Tensor, whole, exponents, kept)
-        sums = call(aten.sum.dim_IntList, rows, weights, [dim], True)
-        shares = call(aten.reciprocal.default, rows, call(aten.clamp.default, rows, sums, 1.0))
-        result = call(aten.mul.Tensor, whole, weights, shares)
-        if whole.shape != like.shape:
-            result = call(aten.reshape.default, like, result, list(like.shape))
+            total = call(aten.to.dtype, total, like.dtype)
+        above = call(aten.relu.default, call(aten.sub.Tensor, total, lowest))
+        visible = call(aten.mul.Tensor, above, kept)
+        largest = call(aten.amax.default, visible, [dim], True)
+        exponents = call(aten.exp.default, call(aten.sub.Tensor, visible, largest))
+        weights = call(aten.mul.Tensor, exponents, kept)
+        sums = call(aten.sum.dim_IntList, weights, [dim], True)
+        shares = call(aten.reciprocal.default, call(aten.clamp.default, sums, 1.0))
+        result = call(aten.mul.Tensor, weights, shares)
+        if tensor_of(result).shape != like.shape:
+            result = call(aten.reshape.default, result, list(like.shape))
         return result
 
     def _kept_of(self, masks: tuple[Mask, ...], place: Node, dtype: torch.dtype) -> Node:
@@ -163,21 +156,17 @@ class _Writer:
             if not computed:
                 return insert_constant(self.model, name, constant.to(dtype), place)
             computed.append(insert_constant(self.model, name, constant, place))
-        kept = computed[0]
-        for other in computed[1:]:
-            kept = call_before(place, aten.logical_and.default, (kept, other), value=_broadcast(kept, other))
-        value = torch.empty_like(tensor_of(kept), dtype=dtype)
-        return call_before(place, aten.to.dtype, (kept, dtype), value=value)
+        kept = reduce(partial(computed_before, place, aten.logical_and.default), computed)
+        return computed_before(place, aten.to.dtype, kept, dtype)
 
     def _truth(self, mask: Mask, place: Node) -> Node | Tensor:
         """Return the truth values that keep a score."""
         held = self._placed(mask.truth, place)
         if isinstance(held, Tensor):
             return held if mask.keeps else ~held
-        value = torch.empty_like(tensor_of(held), dtype=torch.bool)
         if tensor_of(held).dtype != torch.bool:
-            held = call_before(place, aten.ne.Scalar, (held, 0), value=value)
-        return held if mask.keeps else call_before(place, aten.logical_not.default, (held,), value=value)
+            held = computed_before(place, aten.ne.Scalar, held, 0)
+        return held if mask.keeps else computed_before(place, aten.logical_not.default, held)
 
     @staticmethod
     def _placed(moved: Moved, place: Node) -> Any:
@@ -190,46 +179,27 @@ class _Writer:
                 held = target(held.expand(shape), *move.args[1:], **move.kwargs)
                 continue
             if list(tensor_of(held).shape) != shape:
-                value = tensor_of(held).expand(shape)
-                held = call_before(place, aten.expand.default, (held, shape), value=value)
-            value = torch.empty_like(tensor_of(move), dtype=tensor_of(held).dtype)
-            held = call_before(place, target, (held, *move.args[1:]), move.kwargs, value=value)
+                held = computed_before(place, aten.expand.default, held, shape)
+            held = computed_before(place, target, held, *move.args[1:], **dict[str, Any](move.kwargs))
         return held
-
-
-def _broadcast(x: Node, y: Node) -> Tensor:
-    shape = torch.broadcast_shapes(tensor_of(x).shape, tensor_of(y).shape)
-    return torch.empty_like(tensor_of(x), memory_format=torch.contiguous_format).new_empty(shape)
 
 
 def _write_attention(model: GraphModule, node: Node, given: Any) -> None:
     """Write attention with a mask as matmuls and a softmax, in place."""
     q, k, v = (given[name] for name in ("query", "key", "value"))
-    whole, mask = tensor_of(node), given["attn_mask"]
-
-    def call(target: Any, value: Tensor, *args: Any) -> Node:
-        return call_before(node, target, args, value=value)
-
+    mask, call = given["attn_mask"], partial(computed_before, node)
     if given["enable_gqa"]:
-        heads = tensor_of(q).shape[-3]
-        k, v = (_repeated(node, each, heads // tensor_of(each).shape[-3]) for each in (k, v))
+        times = [tensor_of(q).shape[-3] // tensor_of(each).shape[-3] for each in (k, v)]
+        k, v = (call(aten.repeat_interleave.self_int, *each, -3) for each in zip((k, v), times, strict=True))
     scale = 1 / math.sqrt(tensor_of(q).shape[-1]) if given["scale"] is None else given["scale"]
-    scaled = call(aten.mul.Tensor, tensor_of(q), q, scale)
-    turned = call(aten.transpose.int, tensor_of(k).transpose(-2, -1), k, -2, -1)
-    value = tensor_of(q) @ tensor_of(k).transpose(-2, -1)
-    scores = call(aten.matmul.default, value, scaled, turned)
+    scaled = call(aten.mul.Tensor, q, scale)
+    scores = call(aten.matmul.default, scaled, call(aten.transpose.int, k, -2, -1))
     if mask is None:
-        truth = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+        truth = torch.ones(tensor_of(scores).shape[-2:], dtype=torch.bool).tril()
         mask = insert_constant(model, f"causal_{node.name}", truth, node)
     if tensor_of(mask).dtype == torch.bool:
-        scores = call(aten.where.ScalarOther, value, mask, scores, -math.inf)
+        scores = call(aten.where.ScalarOther, mask, scores, -math.inf)
     else:
-        scores = call(aten.add.Tensor, value, scores, mask)
-    weights = call(aten.softmax.int, value, scores, -1)
-    replace_node(node, call(aten.matmul.default, whole, weights, v))
-
-
-def _repeated(place: Node, x: Node, times: int) -> Node:
-    """Return keys or values with each head repeated."""
-    value = tensor_of(x).repeat_interleave(times, -3)
-    return call_before(place, aten.repeat_interleave.self_int, (x, times, -3), value=value)
+        scores = call(aten.add.Tensor, scores, mask)
+    weights = call(aten.softmax.int, scores, -1)
+    replace_node(node, call(aten.matmul.default, weights, v))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from dimorder.graph.nodes import bound, call_before, replace_node
+from dimorder.graph.prediction import computed_before
 
 aten = torch.ops.aten
 
@@ -28,16 +27,10 @@ def rewrite_norms(model: GraphModule) -> None:
             replace_node(node, call_before(node, aten.group_norm.default, args, value=node.meta["val"]))
     for node in model.graph.find_nodes(op="call_function", target=aten.rms_norm.default):
         given = bound(node.target, node.args, node.kwargs)
-        x, whole = given["input"], node.meta["val"]
+        x, weight, eps = given["input"], given["weight"], given["eps"]
         dims = list(range(-len(given["normalized_shape"]), 0))
-        rows = whole.mean(dims, keepdim=True)
-        eps = torch.finfo(whole.dtype).eps if given["eps"] is None else given["eps"]
-        mean = _call(node, aten.mean.dim, rows, _call(node, aten.mul.Tensor, whole, x, x), dims, True)
-        scale = _call(node, aten.rsqrt.default, rows, _call(node, aten.add.Scalar, rows, mean, eps))
-        y = _call(node, aten.mul.Tensor, whole, x, scale)
-        weight = given["weight"]
-        replace_node(node, y if weight is None else _call(node, aten.mul.Tensor, whole, y, weight))
-
-
-def _call(place: Node, target: Any, value: torch.Tensor, *args: Any) -> Node:
-    return call_before(place, target, args, value=value)
+        eps = torch.finfo(node.meta["val"].dtype).eps if eps is None else eps
+        mean = computed_before(node, aten.mean.dim, computed_before(node, aten.mul.Tensor, x, x), dims, True)
+        scale = computed_before(node, aten.add.Scalar, mean, eps)
+        y = computed_before(node, aten.mul.Tensor, x, computed_before(node, aten.rsqrt.default, scale))
+        replace_node(node, y if weight is None else computed_before(node, aten.mul.Tensor, y, weight))

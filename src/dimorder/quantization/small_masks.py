@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import call_before, tensor_of
+from dimorder.graph.nodes import call_before
+from dimorder.graph.prediction import computed_before
 from dimorder.quantization.constants import writes
 from dimorder.quantization.scores import HIDDEN, ScoreRun, sources_of
 
@@ -68,7 +69,7 @@ class _SmallMasks:
         copy = call_before(self.softmax, node.target, args, kwargs, like=node)
         # What is wide though no operand is, a logarithm for example.
         is_own = args == node.args and kwargs == node.kwargs
-        self.copies[node] = self._call(aten.clamp.default, copy, -self.most, self.most) if is_own else copy
+        self.copies[node] = self._clamp(copy) if is_own else copy
 
     def copy(self, arg: Any) -> Any:
         return self.copies.get(arg, arg) if isinstance(arg, Node) else arg
@@ -80,15 +81,15 @@ class _SmallMasks:
         if isinstance(arg, Node):
             if arg not in self.copies and self.seen.is_wide(arg, self._limit):
                 if arg.op == "get_attr":
-                    self.copies[arg] = self._call(aten.clamp.default, arg, -self.most, self.most)
+                    self.copies[arg] = self._clamp(arg)
                 elif arg.op == "placeholder":
                     # A clamp would have the scale of its operand, and no observer knows numbers below 1e-7.
                     factor = math.sqrt(self.most / self.seen.ranges[arg].width)
-                    once = self._call(aten.mul.Tensor, arg, factor)
-                    self.copies[arg] = self._call(aten.mul.Tensor, once, factor)
+                    once = computed_before(self.softmax, aten.mul.Tensor, arg, factor, like=arg)
+                    self.copies[arg] = computed_before(self.softmax, aten.mul.Tensor, once, factor, like=arg)
             return self.copy(arg)
         is_large = isinstance(arg, (int, float)) and kind in _NUMBERS and abs(arg) > self._limit
         return max(-self.most, min(self.most, arg)) if is_large else arg
 
-    def _call(self, target: Any, value: Node, *args: Any) -> Node:
-        return call_before(self.softmax, target, (value, *args), like=value, value=tensor_of(value))
+    def _clamp(self, value: Node) -> Node:
+        return computed_before(self.softmax, aten.clamp.default, value, -self.most, self.most, like=value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.graph.nodes import bound, call_before, replace_node
+from dimorder.graph.nodes import bound, replace_node
+from dimorder.graph.prediction import computed_before
 
 aten = torch.ops.aten
 
@@ -30,12 +30,14 @@ def widen_transposed(model: GraphModule) -> None:
     """
     for node in model.graph.find_nodes(op="call_function", target=aten.conv_transpose1d.default):
         given = bound(node.target, node.args, node.kwargs)
-        x, weight = (_one_row(model, given[name], node) for name in ("input", "weight"))
+        x, weight = (
+            computed_before(node, aten.unsqueeze.default, given[name], 2) for name in ("input", "weight")
+        )
         pairs = [(1, "stride"), (0, "padding"), (0, "output_padding")]
         sizes = [_pair(first, given[name]) for first, name in pairs]
         args = (x, weight, given["bias"], *sizes, given["groups"], _pair(1, given["dilation"]))
-        wide = call_before(node, aten.conv_transpose2d.input, args, value=node.meta["val"].unsqueeze(2))
-        replace_node(node, call_before(node, aten.squeeze.dim, (wide, 2)))
+        wide = computed_before(node, aten.conv_transpose2d.input, *args)
+        replace_node(node, computed_before(node, aten.squeeze.dim, wide, 2))
 
 
 def scale_by_output(node: Node) -> None:
@@ -60,11 +62,6 @@ def scale_by_output(node: Node) -> None:
             return tuple(each.repeat(groups) for each in derive(observers))
 
         specs[given["bias"]] = replace(bias, derive_qparams_fn=repeated)
-
-
-def _one_row(model: GraphModule, source: Node, node: Node) -> Node:
-    value = source.meta["val"] if "val" in source.meta else attrgetter(str(source.target))(model)
-    return call_before(node, aten.unsqueeze.default, (source, 2), value=value.unsqueeze(2))
 
 
 def _pair(first: int, length: int | Sequence[Any]) -> list[Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import bound, call_before, replace_node, tensor_of
+from dimorder.graph.nodes import bound, replace_node, tensor_of
+from dimorder.graph.prediction import computed_before
 from dimorder.quantization.norms import rewrite_norms
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -63,11 +64,11 @@ def rewrite_logsumexp(model: GraphModule) -> None:
         if not tensor_of(total).is_floating_point():
             continue
         for dim in given["dim"]:
-            largest = _call(node, aten.amax.default, total, [dim], True)
-            scores = _call(node, aten.log_softmax.int, total, dim)
-            scores = _call(node, aten.amax.default, scores, [dim], True)
-            total = call_before(node, aten.sub.Tensor, (largest, scores), value=tensor_of(largest))
-        kept = total if given["keepdim"] else _call(node, aten.squeeze.dims, total, given["dim"])
+            largest = computed_before(node, aten.amax.default, total, [dim], True)
+            scores = computed_before(node, aten.log_softmax.int, total, dim)
+            scores = computed_before(node, aten.amax.default, scores, [dim], True)
+            total = computed_before(node, aten.sub.Tensor, largest, scores)
+        kept = total if given["keepdim"] else computed_before(node, aten.squeeze.dims, total, given["dim"])
         replace_node(node, kept)
 
 
@@ -82,13 +83,11 @@ def keep_log_softmax(model: GraphModule) -> None:
     ['aten._log_softmax.default']
     """
     for node in model.graph.find_nodes(op="call_function", target=aten.log_softmax.int):
-        given, value = bound(node.target, node.args, node.kwargs), tensor_of(node)
+        given, dtype = bound(node.target, node.args, node.kwargs), tensor_of(node).dtype
         x = given["self"]
-        if tensor_of(x).dtype != value.dtype:
-            converted = torch.empty_like(tensor_of(x), dtype=value.dtype)
-            x = call_before(node, aten.to.dtype, (x, value.dtype), value=converted)
-        whole = call_before(node, aten._log_softmax.default, (x, given["dim"], False), value=value)
-        replace_node(node, whole)
+        if tensor_of(x).dtype != dtype:
+            x = computed_before(node, aten.to.dtype, x, dtype)
+        replace_node(node, computed_before(node, aten._log_softmax.default, x, given["dim"], False))
 
 
 def split_trilinear(model: GraphModule) -> None:
@@ -108,22 +107,17 @@ def split_trilinear(model: GraphModule) -> None:
             continue
         scales = given["scale_factors"]
 
-        images = _call(node, aten.transpose.int, given["input"], 1, 2)
-        images = _call(node, aten.reshape.default, images, [n * depth, c, height, width])
+        images = computed_before(node, aten.transpose.int, given["input"], 1, 2)
+        images = computed_before(node, aten.reshape.default, images, [n * depth, c, height, width])
         images = _bilinear(node, images, [new_height, new_width], scales and scales[1:])
-        volume = _call(node, aten.reshape.default, images, [n, depth, c, new_height, new_width])
-        columns = _call(node, aten.transpose.int, volume, 1, 2)
-        columns = _call(node, aten.reshape.default, columns, [n, c, depth, new_height * new_width])
+        volume = computed_before(node, aten.reshape.default, images, [n, depth, c, new_height, new_width])
+        columns = computed_before(node, aten.transpose.int, volume, 1, 2)
+        columns = computed_before(node, aten.reshape.default, columns, [n, c, depth, new_height * new_width])
         columns = _bilinear(node, columns, [new_depth, new_height * new_width], scales and [scales[0], 1.0])
-        replace_node(node, _call(node, aten.reshape.default, columns, list(value.shape)))
+        replace_node(node, computed_before(node, aten.reshape.default, columns, list(value.shape)))
 
 
 def _bilinear(like: Node, x: Node, size: list[int], factors: list[float] | None) -> Node:
     """Return images resized as `like` resizes volumes: by factors, or to a size if there are none."""
     aligned = bound(like.target, like.args, like.kwargs)["align_corners"]
-    return _call(like, aten.upsample_bilinear2d.vec, x, None if factors else size, aligned, factors)
-
-
-def _call(place: Node, target: Any, x: Node, *args: Any) -> Node:
-    """Return a call of one value, written before `place`."""
-    return call_before(place, target, (x, *args), value=target(tensor_of(x), *args))
+    return computed_before(like, aten.upsample_bilinear2d.vec, x, None if factors else size, aligned, factors)

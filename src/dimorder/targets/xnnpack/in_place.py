@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.state import left_in_state
 from dimorder.graph.exported import state_of
-from dimorder.graph.nodes import call_before
+from dimorder.graph.prediction import computed_before
 
 aten = ops.edge.aten
 
@@ -74,10 +74,6 @@ def _dimension_of_rows(node: Node) -> int | None:
 
 def _counted_from_first(node: Node, index: Node, size: int) -> Node:
     """Return positions, those below 0 counted from the first row too: `index_put_` refuses negative ones."""
-
-    def call(target: Any, *args: Any) -> Node:
-        values = (arg.meta["val"] if isinstance(arg, Node) else arg for arg in args)
-        return call_before(node, target, args, value=target(*values))
-
-    below, moved = call(aten.lt.Scalar, index, 0), call(aten.add.Scalar, index, size)
-    return call(aten.where.self, below, moved, index)
+    below = computed_before(node, aten.lt.Scalar, index, 0)
+    moved = computed_before(node, aten.add.Scalar, index, size)
+    return computed_before(node, aten.where.self, below, moved, index)
