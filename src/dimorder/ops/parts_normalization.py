@@ -10,27 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
+_NATIVE_BATCH_NORM = decomposition_table[aten.native_batch_norm.default]
 
 
 # -- norms with their means
-
-
-def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x less its mean, its mean, and 1 over its deviation."""
-    mean = x.mean(dims, True)
-    centred = x - mean
-    return centred, mean, torch.rsqrt((centred * centred).mean(dims, True) + eps)
-
-
-def _native_layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Any:
-    centred, mean, rest = _moments(x, list(range(x.dim() - len(shape), x.dim())), eps)
-    y = centred * rest
-    y = y if weight is None else y * weight
-    return (y if bias is None else y + bias), mean, rest
 
 
 def _native_group_norm(
@@ -43,7 +29,10 @@ def _native_group_norm(
     groups: int,
     eps: float,
 ) -> Any:
-    centred, mean, rest = _moments(x.reshape(batch, groups, -1), [2], eps)
+    grouped = x.reshape(batch, groups, -1)
+    mean = grouped.mean(2, True)
+    centred = grouped - mean
+    rest = torch.rsqrt((centred * centred).mean(2, True) + eps)
     y = (centred * rest).reshape(x.shape)
     return _scaled(y, weight, bias), mean.reshape(batch, groups), rest.reshape(batch, groups)
 
@@ -53,14 +42,6 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     shape = [-1, *[1] * (x.dim() - 2)]
     x = x if weight is None else x * weight.reshape(shape)
     return x if bias is None else x + bias.reshape(shape)
-
-
-def _batch_norm_of_batch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
-) -> Any:
-    dims = [d for d in range(x.dim()) if d != 1]
-    centred, mean, rest = _moments(x, dims, eps)
-    return _scaled(centred * rest, weight, bias), mean.reshape(-1), rest.reshape(-1)
 
 
 def _native_batch_norm(
@@ -76,7 +57,7 @@ def _native_batch_norm(
     if training:
         if mean is not None:  # it would be written
             return NotImplemented
-        return _batch_norm_of_batch(x, weight, bias, training, momentum, eps)
+        return _NATIVE_BATCH_NORM(x, weight, bias, mean, variance, training, momentum, eps)
     assert mean is not None
     assert variance is not None
     rest, none = torch.rsqrt(variance + eps), torch.zeros(0)
@@ -104,10 +85,6 @@ def _length_of_number(
     if x.dim() or x.dtype != torch.float32 or dtype not in (None, x.dtype):
         return NotImplemented
     return torch.linalg.vector_norm(x.reshape(1), power)
-
-
-def _dist(x: Tensor, y: Tensor, p: float = 2) -> Any:
-    return torch.linalg.vector_norm(x - y, p) if x.dtype == y.dtype == torch.float32 else NotImplemented
 
 
 MOST_DIFFERENCES = 1 << 26  # of a distance between all pairs; a larger one stays
@@ -198,15 +175,19 @@ def _read_places(
 
 NORMALIZED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        aten.native_layer_norm.default: _native_layer_norm,
+        **{
+            target: decomposition_table[target]
+            for target in (
+                aten.native_layer_norm.default,
+                aten._native_batch_norm_legit.no_stats,
+                aten.native_dropout_backward.default,
+            )
+        },
         aten.native_group_norm.default: _native_group_norm,
-        aten._native_batch_norm_legit.no_stats: _batch_norm_of_batch,
         aten.native_batch_norm.default: _native_batch_norm,
         aten.batch_norm.default: _batch_norm,
         aten.linalg_vector_norm.default: _length_of_number,
-        aten.dist.default: _dist,
         aten._cdist_forward.default: _cdist,
-        aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask.to(grad.dtype) * scale,
         aten._trilinear.default: _trilinear,
         aten.convolution.default: _convolution,
     }

@@ -242,11 +242,9 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
         packet.default: decomposition_table[packet.default]
         for packet in (aten.sinc, aten.frac, aten.deg2rad, aten.rad2deg, aten.isposinf, aten.isneginf)
     },
+    **{target: decomposition_table[target] for target in (aten.dist.default, aten.lerp.Tensor)},
     aten.lerp.Scalar: lambda x, y, weight: (
         x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight)
-    ),
-    aten.lerp.Tensor: lambda x, y, weight: torch.where(
-        weight.abs() < 0.5, x + weight * (y - x), y - (y - x) * (1 - weight)
     ),
     **{
         getattr(aten.float_power, name): _float_power for name in ("Tensor_Tensor", "Scalar", "Tensor_Scalar")
