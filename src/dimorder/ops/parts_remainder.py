@@ -29,7 +29,7 @@ def _whole_quotient(x: Any, y: Any, *, rounding_mode: str | None = "floor") -> A
         return torch.trunc(x / y)
     if not isinstance(y, Tensor) and y == 0:
         return x / y
-    x = x.to(dtype) if isinstance(x, Tensor) else torch.full_like(y, x)
+    x = x.to(dtype) if isinstance(x, Tensor) else torch.full([], x, dtype=dtype)
     rest = torch.fmod(x, y)
     whole = torch.round((x - rest) / y)
     floor = torch.where((rest != 0) & ((rest < 0) != (y < 0)), whole - 1, whole)

@@ -25,7 +25,6 @@ from dimorder.targets.litert.pointwise import (
     kind2,
     mul,
     select,
-    truncate,
     value,
 )
 from dimorder.targets.litert.writer import LiteRtWriter
@@ -92,24 +91,17 @@ def _clamp(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _floor(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
-    """Divide and round down. FLOOR_DIV ends the model at a divisor of 0, of which torch makes infinity."""
+    """Divide whole numbers and round down."""
     if x.dtype == I64:
         one_less = cast(w, _differ_in_sign(w, x, y, _remainder(w, x, y)), I64)
         return w.elementwise("SUB", _towards_zero(w, x, y), one_less)
-    if x.dtype != F32:
-        return w.elementwise("FLOOR_DIV", x, y)
-    rest = _fmod(w, x, y)
-    whole = w.elementwise("DIV", w.elementwise("SUB", x, rest), y)
-    whole = w.elementwise("FLOOR", w.elementwise("ADD", whole, 0.5))  # to the nearest
-    floor = select(w, _differ_in_sign(w, rest, y, rest), w.elementwise("SUB", whole, 1.0), whole)
-    return select(w, w.elementwise("EQUAL", y, 0.0, dtype=BOOL), w.elementwise("DIV", x, y), floor)
+    return w.elementwise("FLOOR_DIV", x, y)
 
 
 def _towards_zero(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
     if x.dtype == I64:
         return _exact_quotient(w, w.elementwise("SUB", x, _fmod(w, x, y)), y)
-    quotient = w.elementwise("DIV", x, y)
-    return truncate(w, quotient) if x.dtype == F32 else quotient
+    return w.elementwise("DIV", x, y)
 
 
 def _exact_quotient(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:

@@ -22,7 +22,7 @@ from dimorder.layout.costs import counted
 from dimorder.ops.parts import PARTS
 from dimorder.ops.parts_bits import SIGN_BITS
 from dimorder.ops.parts_elementary import LIMITS, places_of
-from dimorder.ops.parts_remainder import REMAINDERS
+from dimorder.ops.parts_remainder import QUOTIENTS, REMAINDERS
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.specialization import specialize
@@ -177,6 +177,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         linears=by_xnnpack.LINEARS,
         in_parts={
             **{name: parts for name, parts in {**PARTS, **LIMITS}.items() if name not in REMAINDERS},
+            **QUOTIENTS,
             **places_of({torch.int64}),
             **SIGN_BITS,
         },
