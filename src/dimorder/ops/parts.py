@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.tracing import Value
 from dimorder.ops.parts_bits import BITS
+from dimorder.ops.parts_elementary import LIMITS
 from dimorder.ops.parts_gamma import GAMMA, INCOMPLETE
 from dimorder.ops.parts_grid import GRIDS
 from dimorder.ops.parts_grouped import GROUPED, SAME_AS
@@ -44,8 +45,8 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     }
 )
 
-# Its limits are those of the type, and it computes nothing that needs another one.
-_AS_THEY_ARE = frozenset({aten.nan_to_num.default})
+# These compute nothing that needs another type, and nan_to_num's limits are those of the type.
+_AS_THEY_ARE = frozenset(LIMITS)
 
 
 def parts_of(

@@ -137,10 +137,20 @@ _OF_FLOATS: Mapping[Any, Callable[..., Any]] = {
     aten.softshrink.default: _softshrink,
     **{packet.default: decomposition_table[packet.default] for packet in (aten.isinf, aten.hardshrink)},
 }
+
+
+def clamp_by_tensors(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    """Clamp by tensors, of which either may be missing."""
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
+
+
 BOUNDS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {aten.clamp_min.Tensor: torch.maximum, aten.clamp_max.Tensor: torch.minimum}
 )
-LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType({aten.nan_to_num.default: _nan_to_num, **BOUNDS})
+LIMITS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {aten.nan_to_num.default: _nan_to_num, aten.clamp.Tensor: clamp_by_tensors, **BOUNDS}
+)
 ELEMENTARY: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **{target: of_floats(function) for target, function in _OF_FLOATS.items()},

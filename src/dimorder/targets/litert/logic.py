@@ -79,14 +79,6 @@ def _hardshrink(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return select(w, near, 0.0, x)
 
 
-def _clamp(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    """Write a clamp by tensors, of which either may be missing."""
-    x = value(w, a.self, a.dtype)
-    for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
-        x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
-    return x
-
-
 # -- quotients rounded to whole numbers, and remainders ----------------------------------------------------
 
 
@@ -159,7 +151,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
         **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
-        aten.clamp.Tensor: Row(_clamp, check_number),
         aten.isnan.default: Row(_isnan),
         aten.view.dtype: Row(
             lambda w, a: w.elementwise("BITCAST", w.dense(a.self), dtype=a.dtype), _check_bits

@@ -261,12 +261,6 @@ def _clamp(target: Any) -> Row:
     return _with(lambda w, x, a: clamp(w, x, *ordered_bounds(target, a)), check, is_of_one_type)
 
 
-def _clamp_tensor(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
-    for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
-        x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
-    return x
-
-
 def _elu(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     """Return scale (max(x, 0) + alpha (exp(min(0, x input_scale)) - 1)); x input_scale has the sign of x."""
     below = w.elementwise("EXP", clamp(w, mul(w, x, a.input_scale), high=0))
@@ -376,7 +370,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.sigmoid.default: _single("SIGMOID"),
         aten.tanh.default: _single("TANH"),
         **{target: _clamp(target) for target in CLAMP_BOUNDS},
-        aten.clamp.Tensor: _with(_clamp_tensor, check_number, is_of_one_type),
         aten.hardsigmoid.default: _unary(hardsigmoid),
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),

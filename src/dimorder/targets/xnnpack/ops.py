@@ -18,7 +18,7 @@ from dimorder.graph.nodes import args_of, results
 from dimorder.graph.tracing import FLOATS, at_least
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.parts import PARTS
-from dimorder.ops.parts_elementary import BOUNDS
+from dimorder.ops.parts_elementary import BOUNDS, clamp_by_tensors
 from dimorder.ops.parts_pairs import PAIRS
 from dimorder.ops.parts_remainder import QUOTIENTS, REMAINDERS
 from dimorder.targets.table import Table, is_transposed, unsupported_tensor
@@ -48,10 +48,7 @@ def _convolve_in_space(x: Tensor, *others: Any) -> Any:
 
 
 def _clamp_floats(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Any:
-    if not x.is_floating_point():
-        return NotImplemented
-    x = x if low is None else torch.maximum(x, low)
-    return x if high is None else torch.minimum(x, high)
+    return clamp_by_tensors(x, low, high) if x.is_floating_point() else NotImplemented
 
 
 def _sum_of_integers(

@@ -101,7 +101,7 @@ _QUANTIZED: Mapping[Any, Row] = MappingProxyType(
 _ARITHMETIC = (
     *(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar),
     *(aten.mul.Tensor, aten.mul.Scalar, aten.neg.default, aten.abs.default, aten._to_copy.default),
-    *(aten.maximum.default, aten.minimum.default, aten.clamp.Tensor, *CLAMP_BOUNDS),
+    *(aten.maximum.default, aten.minimum.default, *CLAMP_BOUNDS),
 )
 _QUOTIENTS = (
     *(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar),
