@@ -36,7 +36,7 @@ _CONV = ((64, 56), (256, 14), (512, 7))  # inputs and outputs, pixels along a si
 _NUMBERS = tuple(4**power for power in range(7, 13))  # 64 kB to 67 MB
 _CHAIN = 8  # equal operators, one after the other
 _WARM_S = 0.1  # of calls before the timed ones: an idle processor is slow at first
-_TIMED_S = 0.5  # at least, of timed calls
+_TIMED_S, _ROUNDS = 0.5, 30  # at least, of timed calls
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,16 @@ def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: M
 
 
 @functools.cache
-def measure_limit(threads: int, rounds: int = 30) -> Limit:
+def measure_limit(threads: int) -> Limit:
     """Return the limit of this machine, by programs in XNNPACK and in PyTorch; measured once in a process."""
     xnnpack, pytorch = ours("xnnpack"), PEERS["eager-channels-last"]
     with tempfile.TemporaryDirectory() as folder:
         products = [
             each
             for runtime in (xnnpack, pytorch)
-            for each in _run(runtime, _products(), threads, rounds, Path(folder))
+            for each in _run(runtime, _products(), threads, Path(folder))
         ]
-        chains = _run(xnnpack, _chains(), threads, rounds, Path(folder))
+        chains = _run(xnnpack, _chains(), threads, Path(folder))
     bandwidth = [(moved, _CHAIN * moved / seconds) for moved, seconds in chains]
     return Limit(threads, max(flops / seconds for flops, seconds in products), tuple(sorted(bandwidth)))
 
@@ -160,24 +160,22 @@ class _Chain(nn.Module):
         return x
 
 
-def _run(
-    runtime: Runtime, programs: _Measured, threads: int, rounds: int, folder: Path
-) -> list[tuple[int, float]]:
+def _run(runtime: Runtime, programs: _Measured, threads: int, folder: Path) -> list[tuple[int, float]]:
     """Return the least seconds of each program, with its count of work."""
     found = []
     for number, (count, module, x) in enumerate(programs):
         given, path = Given(module.eval(), (x,), {}, threads), folder / f"{number}.pte"
         if runtime.write is not None:
             runtime.write(given, path)
-        found.append((count, _least(runtime.open(given, path), rounds)))
+        found.append((count, _least(runtime.open(given, path))))
         path.unlink(missing_ok=True)
     return found
 
 
-def _least(call: Invocation, rounds: int) -> float:
+def _least(call: Invocation) -> float:
     begun = start = time.perf_counter()
     times: list[float] = []
-    while len(times) < rounds or start - begun < _WARM_S + _TIMED_S:
+    while len(times) < _ROUNDS or start - begun < _WARM_S + _TIMED_S:
         start = time.perf_counter()
         call()
         if start - begun > _WARM_S:

@@ -43,7 +43,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             )
         },
         aten.index_put.default: Row(
-            _index_put, _check_index_put, kernel=lambda a: scattered("indices", a.self, a.values)
+            _index_put, _check_index_put, kernel=lambda a: scattered(a.self, a.values)
         ),
     }
 )

@@ -88,8 +88,8 @@ def gathered(positions: str) -> WideKernel:
     return WideKernel(unmet, keeps=True, positions=(positions,))
 
 
-def scattered(positions: str, *values: Any) -> WideKernel:
-    """Return the kernel of a value with elements of another one, or its own, at such positions."""
+def scattered(*values: Any) -> WideKernel:
+    """Return the kernel of a value with elements of another one, or its own, at `indices`."""
 
     def unmet(operands: Operands) -> str | None:
         if len({each.exact_type for each in operands.values()}) > 1:
@@ -98,7 +98,7 @@ def scattered(positions: str, *values: Any) -> WideKernel:
             unmet_integers(operands) if all(map(operands.__contains__, values)) else "elements of a constant"
         )
 
-    return WideKernel(unmet, keeps=True, positions=(positions,))
+    return WideKernel(unmet, keeps=True, positions=("indices",))
 
 
 def weighted(weight: Any) -> WideKernel | str:
