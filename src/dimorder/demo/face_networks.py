@@ -22,7 +22,33 @@ INSTALL = "pip install --no-deps facenet-pytorch==2.6.0"
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class PNet(nn.Module):
+class _Stages(nn.Module):
+    """A network that begins with convolutions, each with a PReLU and perhaps a pool.
+
+    Each of `stages` has its channels, its kernel, and the window of its pool, or 0.
+    """
+
+    def __init__(self, *stages: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.stages, channels = range(1, len(stages) + 1), 3
+        for i, (outputs, kernel, window) in enumerate(stages, 1):
+            self.add_module(f"conv{i}", nn.Conv2d(channels, outputs, kernel))
+            self.add_module(f"prelu{i}", nn.PReLU(outputs))
+            self.add_module(f"pool{i}", nn.MaxPool2d(window, 2, ceil_mode=True) if window else nn.Identity())
+            channels = outputs
+
+    def features(self, x: Tensor) -> Tensor:
+        for i in self.stages:
+            for name in ("conv", "prelu", "pool"):
+                x = self.get_submodule(f"{name}{i}")(x)
+        return x
+
+    def flat_features(self, x: Tensor) -> Tensor:
+        """Return the features laid out as W, H, C, on which the dense weights were trained."""
+        return self.features(x).permute(0, 3, 2, 1).flatten(1)
+
+
+class PNet(_Stages):
     """The proposal network: fully convolutional, one verdict per 12 × 12 window.
 
     Takes (N, 3, H, W); returns face probabilities (N, 2, h, w) and box offsets (N, 4, h, w).
@@ -31,56 +57,34 @@ class PNet(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 10, 3)
-        self.prelu1 = nn.PReLU(10)
-        self.pool1 = nn.MaxPool2d(2, 2, ceil_mode=True)
-        self.conv2 = nn.Conv2d(10, 16, 3)
-        self.prelu2 = nn.PReLU(16)
-        self.conv3 = nn.Conv2d(16, 32, 3)
-        self.prelu3 = nn.PReLU(32)
+        super().__init__((10, 3, 2), (16, 3, 0), (32, 3, 0))
         self.conv4_1 = nn.Conv2d(32, 2, 1)
         self.conv4_2 = nn.Conv2d(32, 4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.pool1(self.prelu1(self.conv1(x)))
-        x = self.prelu2(self.conv2(x))
-        x = self.prelu3(self.conv3(x))
+        x = self.features(x)
         return self.conv4_1(x).softmax(1), self.conv4_2(x)
 
 
-class RNet(nn.Module):
+class RNet(_Stages):
     """The refinement network: takes (N, 3, 24, 24).
 
     Returns face probabilities (N, 2) and box offsets (N, 4).
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 28, 3)
-        self.prelu1 = nn.PReLU(28)
-        self.pool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
-        self.conv2 = nn.Conv2d(28, 48, 3)
-        self.prelu2 = nn.PReLU(48)
-        self.pool2 = nn.MaxPool2d(3, 2, ceil_mode=True)
-        self.conv3 = nn.Conv2d(48, 64, 2)
-        self.prelu3 = nn.PReLU(64)
+        super().__init__((28, 3, 3), (48, 3, 3), (64, 2, 0))
         self.dense4 = nn.Linear(576, 128)
         self.prelu4 = nn.PReLU(128)
         self.dense5_1 = nn.Linear(128, 2)
         self.dense5_2 = nn.Linear(128, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.pool1(self.prelu1(self.conv1(x)))
-        x = self.pool2(self.prelu2(self.conv2(x)))
-        x = self.prelu3(self.conv3(x))
-        # The dense weights were trained on features laid out as W, H, C.
-        x = x.permute(0, 3, 2, 1).flatten(1)
-        x = self.prelu4(self.dense4(x))
+        x = self.prelu4(self.dense4(self.flat_features(x)))
         return self.dense5_1(x).softmax(1), self.dense5_2(x)
 
 
-class ONet(nn.Module):
+class ONet(_Stages):
     """The output network: takes (N, 3, 48, 48).
 
     Returns face probabilities (N, 2), box offsets (N, 4) and five landmarks (N, 10): five x, then five y,
@@ -88,18 +92,7 @@ class ONet(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 3)
-        self.prelu1 = nn.PReLU(32)
-        self.pool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.prelu2 = nn.PReLU(64)
-        self.pool2 = nn.MaxPool2d(3, 2, ceil_mode=True)
-        self.conv3 = nn.Conv2d(64, 64, 3)
-        self.prelu3 = nn.PReLU(64)
-        self.pool3 = nn.MaxPool2d(2, 2, ceil_mode=True)
-        self.conv4 = nn.Conv2d(64, 128, 2)
-        self.prelu4 = nn.PReLU(128)
+        super().__init__((32, 3, 3), (64, 3, 3), (64, 3, 2), (128, 2, 0))
         self.dense5 = nn.Linear(1152, 256)
         self.prelu5 = nn.PReLU(256)
         self.dense6_1 = nn.Linear(256, 2)
@@ -107,13 +100,7 @@ class ONet(nn.Module):
         self.dense6_3 = nn.Linear(256, 10)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = self.pool1(self.prelu1(self.conv1(x)))
-        x = self.pool2(self.prelu2(self.conv2(x)))
-        x = self.pool3(self.prelu3(self.conv3(x)))
-        x = self.prelu4(self.conv4(x))
-        # The dense weights were trained on features laid out as W, H, C.
-        x = x.permute(0, 3, 2, 1).flatten(1)
-        x = self.prelu5(self.dense5(x))
+        x = self.prelu5(self.dense5(self.flat_features(x)))
         return self.dense6_1(x).softmax(1), self.dense6_2(x), self.dense6_3(x)
 
 
