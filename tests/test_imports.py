@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "cmake": {"errors"},
     "graph": {"errors", "contract"},
     "ops": {"errors", "graph"},
-    "capture": {"errors", "modules", "graph", "ops"},
+    "capture": {"errors", "files", "modules", "graph", "ops"},
     "physical": {"graph", "ops", "capture"},
     "layout": {"errors", "algebra", "planning", "contract", "graph", "ops", "capture", "physical"},
     "sizes": {"errors", "clock", "planning", "contract", "graph", "ops", "capture", "layout"},
@@ -60,6 +60,7 @@ MAY_IMPORT = {
     "targets": {
         "text",
         "errors",
+        "files",
         "cpu",
         "planning",
         "contract",

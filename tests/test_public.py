@@ -25,7 +25,8 @@ from dimorder.executorch.checking import Check
 from dimorder.plans.network_plan import NetworkPlan
 
 NAMES = {
-    *("DimOrder", "DimorderError", "Layout", "Lowered", "Orders", "Program", "QuantizedNetwork", "Types"),
+    *("DimOrder", "DimorderError", "Layout", "Lowered", "Normalization", "Orders", "Program"),
+    *("QuantizedNetwork", "Types"),
     *("collate", "convert", "empty", "expect_channels_last", "inspect", "is_channels_last"),
     *("load", "load_signatures", "lower", "lower_sizes", "plan", "quantize", "save_signatures"),
     *("to_channels_last", "to_contiguous", "unblock"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dimorder.lowered import Lowered
     from dimorder.plans.make_contract import Orders
     from dimorder.quantization.quantize import QuantizedNetwork, quantize
+    from dimorder.reading import Normalization
     from dimorder.runtime.program import Program
     from dimorder.signatures import load_signatures, save_signatures
 
@@ -28,6 +29,7 @@ __all__ = [
     "DimorderError",
     "Layout",
     "Lowered",
+    "Normalization",
     "Orders",
     "Program",
     "QuantizedNetwork",
@@ -63,14 +65,18 @@ _HOMES = {
     "lowered": ("Lowered",),
     "plans.make_contract": ("Orders",),
     "quantization.quantize": ("QuantizedNetwork", "quantize"),
+    "reading": ("Normalization",),
     "runtime.program": ("Program",),
     "signatures": ("load_signatures", "save_signatures"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "executorch":  # for delegate authors; imports ExecuTorch's exporter
-        return importlib.import_module("dimorder.executorch")
+    if name in (
+        "errors",
+        "executorch",
+    ):  # the second is for delegate authors: it imports ExecuTorch's exporter
+        return importlib.import_module(f"dimorder.{name}")
     for module, names in _HOMES.items():
         if name in names:
             globals()[name] = getattr(importlib.import_module(f"dimorder.{module}"), name)

@@ -16,7 +16,15 @@ from dimorder.text import shape_text
 
 @dataclass(frozen=True)
 class Normalization:
-    """How image values are normalised: (x / 255 − mean) / std, per channel or one for all."""
+    """How image values are normalised: (x / 255 − mean) / std, per channel or one for all.
+
+    Attributes:
+        mean: The mean of each channel, or one for all: a number from 0 to 1.
+        std: The standard deviation of each channel, or one for all, above 0.
+
+    >>> Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)).std[2]
+    0.225
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)

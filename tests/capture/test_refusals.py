@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dimorder
 from dimorder.capture.captured import capture
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import DimorderError, UnsupportedError, UsageError
 
 ROW = torch.linspace(-1, 1, 3)
 
@@ -339,3 +339,43 @@ def test_a_tensor_that_is_written_and_no_buffer_is_refused() -> None:
         "tensor kept, which the network writes\n  found: it is an attribute, and no buffer\n"
         "  fix: register it: self.register_buffer('kept', tensor)"
     )
+
+
+@pytest.mark.parametrize(
+    ("network", "x", "found"),
+    [
+        (
+            nn.Conv2d(3, 4, 3),
+            torch.rand(1, 3, 5, 7).double(),
+            "a product of double and float",
+        ),
+        (nn.Linear(7, 4).half(), torch.rand(2, 7), "a product of float32 and float16"),
+        (nn.Linear(7, 4), torch.ones(2, 7).int(), "a product of int32 and float32"),
+    ],
+)
+def test_an_input_of_another_type_than_the_weights_is_refused(
+    network: nn.Module, x: torch.Tensor, found: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=rf"found: {found}\n  fix: give inputs of the weights' type"):
+        dimorder.lower(network, (x,))
+
+
+N = torch.export.Dim("N", min=1, max=9)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found", "fix"),
+    [
+        (({0: "N"},), "dynamic_shapes with 'N' for dimension 0", "give torch.export.Dim"),
+        ({0: N}, r"dynamic_shapes by \[0\], which are no names of arguments", "give .* one entry for each"),
+        (({0: torch.export.Dim.AUTO},), "Dim.AUTO or such, which torch took for a fixed size", "give .*Dim"),
+    ],
+)
+def test_dynamic_sizes_of_another_form_are_refused(sizes: Any, found: str, fix: str) -> None:
+    with pytest.raises(DimorderError, match=rf"\n  found: {found}\n  fix: {fix}"):
+        dimorder.lower(nn.Conv2d(3, 4, 3), (torch.rand(1, 3, 5, 7),), dynamic_shapes=sizes)
+
+
+def test_a_file_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"~/net.pt2\n  found: no such file\n  fix: give the path of a .pt2"):
+        dimorder.lower("~/net.pt2")

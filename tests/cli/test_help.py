@@ -46,3 +46,18 @@ def test_only_targets_with_delegates_print_a_line_about_them(tmp_path, capfd):
         argv = ["lower", f"{HERE}:Tiny", *INPUT, "--target", target, "-o", str(tmp_path / f"net.{suffix}")]
         assert main(argv) == 0
         assert capfd.readouterr().out.count("\ndelegates ") == count
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--quantise", "int8"], "did you mean --quantize? see"),
+        (["1x3x16x20"], "write inputs as --input SHAPE; see"),
+        (["--zzz"], "see dimorder lower --help"),
+    ],
+)
+def test_a_wrong_option_names_the_one_that_was_meant(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lower", "torchvision.models:resnet18", *words, "-o", "net.pte"]) == 2
+    assert f"fix: {hint}" in capsys.readouterr().err

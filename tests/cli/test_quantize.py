@@ -61,8 +61,9 @@ def test_one_command_makes_a_dynamic_program(tmp_path: Path, capfd: Any) -> None
         (["--mean", "0.5"], "--mean and --std\n  found: no pictures to calibrate with"),
         (
             ["--quantize", "int8", "--calibrate", "x.npz", "--target", "torch"],
-            "quantising to int8\n  found: no recipe for target torch\n  fix: there is int8 for litert, "
-            "tosa, xnnpack, ethos-u…, int8-dynamic for litert, xnnpack, int16x8 for tosa, ethos-u…",
+            "quantising to int8\n  found: no recipe for target torch\n"
+            "  fix: choose another target: there is int8 for litert, tosa, xnnpack, ethos-u…, "
+            "int8-dynamic for litert, xnnpack, int16x8 for tosa, ethos-u…",
         ),
         (
             ["--quantize", "int8", "--calibrate", "lost.npz"],

@@ -87,7 +87,7 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
         (["--input", "2x3x5x7", "--cost-at", "N=4"], "a network without dynamic sizes", "leave it out"),
         (
             ["--input", "Nx3x5x7", "--target", "tosa"],
-            "symbolic sizes, N = 1 … 16",
+            "dynamic sizes, N = 1 … 16",
             "lower one graph for each",
         ),
     ],

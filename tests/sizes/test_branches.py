@@ -299,7 +299,7 @@ def test_sizes_choose_no_branch() -> None:
     )
     assert first.startswith("cond (test_branches.py:")
     assert rest == [
-        "  found: control flow with symbolic sizes",
+        "  found: control flow with dynamic sizes",
         "  fix: decide it before export, or fix the sizes",
     ]
 

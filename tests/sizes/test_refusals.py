@@ -18,7 +18,7 @@ from tests.sizes.symbols import BATCH, Gated, errors, refusal
 def test_tosa_has_one_graph_per_size() -> None:
     assert refusal(Gated().eval(), torch.ones(2, 3, 8, 8), BATCH, target="tosa") == [
         "target tosa",
-        "  found: symbolic sizes, N = 1 … 16: its graphs have fixed ones",
+        "  found: dynamic sizes, N = 1 … 16: its graphs have fixed ones",
         "  fix: lower one graph for each size: dimorder.lower_sizes",
     ]
 
@@ -106,7 +106,7 @@ def test_integers_have_fixed_sizes_on_inductor() -> None:
 
     assert refusal(Rounded(), torch.ones(2, 3), BATCH, target="inductor") == [
         "a quantised network",
-        "  found: symbolic sizes, which target inductor has for networks of floats",
+        "  found: dynamic sizes, which target inductor has for networks of floats",
         "  fix: lower one program for each size, or choose target torch, xnnpack or litert",
     ]
 

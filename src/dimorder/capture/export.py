@@ -54,11 +54,10 @@ def export(
             require_sound_archive(model)
             model = torch.export.load(str(model))
         except Exception as error:
-            raise UsageError(
-                str(model),
-                f"not a readable exported program: {error}",
-                "save it again with torch.export.save",
-            ) from error
+            found, fix = f"not a readable exported program: {error}", "save it again with torch.export.save"
+            if not Path(str(model)).is_file():
+                found, fix = "no such file", "give the path of a .pt2 file, without ~ or variables"
+            raise UsageError(str(model), found, fix) from error
     if isinstance(model, ExportedProgram):
         return prepare_branches(model)
     if not isinstance(model, torch.nn.Module):
@@ -203,6 +202,8 @@ def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[st
         signature = exported.module_call_graph[0].signature
         known = (signature and signature.forward_arg_names) or []
         fix = f"give {_counted(count, names, known[:count])}"
+        if len(args) + len(kwargs) > count + len(names):
+            fix += "; others are fixed, unless the network is lowered with them"
         raise UsageError("the arguments", found, fix) from error
     return leaves
 

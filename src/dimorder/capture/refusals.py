@@ -83,6 +83,14 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
         "functorch tensor": _BY_GRADIENT,
     }
 )
+_PRODUCTS = (
+    *(aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default, aten.addmm.default),
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default),
+)
+_TWO_TYPES = (
+    r"Input type \((\S+)\) and bias type \((\S+)\)"
+    r"|same dtype, but got: (\w+) != ([\w:]+)|same dtype, but got (\w+) and (\w+)"
+)
 _DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training"
 _DROPOUTS = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 
@@ -94,7 +102,7 @@ _READ_OUT = ("a number that is read out of a tensor", "keep it a tensor, or make
 def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
     """Return what was found, and what to do, for a node that has no normal form; else None."""
     value = node.meta.get("val")
-    found = _by_data(node)
+    found = _by_data(node) or _mixed_types(node)
     if found is not None:
         return found
     if isinstance(value, _NUMBERS):
@@ -104,6 +112,19 @@ def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
     sizes: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
     dynamic = any(isinstance(size, torch.SymInt) for size in sizes)
     return (f"symbolic shape {tuple(sizes)}", "export with static shapes") if dynamic else None
+
+
+def _mixed_types(node: torch.fx.Node) -> tuple[str, str] | None:
+    """Return what was found, and what to do, for a product of two types: torch only exports it."""
+    if node.target not in _PRODUCTS:
+        return None
+    types = [str(each.meta["val"].dtype).removeprefix("torch.") for each in node.all_input_nodes]
+    return None if len(set(types)) == 1 else _of_two_types(*dict.fromkeys(types))
+
+
+def _of_two_types(given: str, held: str) -> tuple[str, str]:
+    fix = "give inputs of the weights' type, as x.float(), or convert the network, as network.half()"
+    return f"a product of {given} and {held}", fix
 
 
 def refuse_choices_by_data(program: ExportedProgram) -> None:
@@ -123,7 +144,7 @@ def _by_sizes(node: torch.fx.Node) -> tuple[str, str] | None:
     choice = node.args[0]
     if not isinstance(choice, torch.fx.Node) or isinstance(choice.meta.get("val"), torch.Tensor):
         return None
-    return "control flow with symbolic sizes", "decide it before export, or fix the sizes"
+    return "control flow with dynamic sizes", "decide it before export, or fix the sizes"
 
 
 def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
@@ -185,7 +206,7 @@ def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any =
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
     sizes = partial(refused_sizes, places=places_of(model, dynamic_shapes))
-    found = (read(message) for read in (_unknown_class, sizes, _structure, _wrong_call, _by_text))
+    found = (read(message) for read in (_unknown_class, sizes, _structure, _wrong_call, _types, _by_text))
     known = next(filter(None, found), None)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
@@ -212,10 +233,24 @@ def _by_text(text: str) -> tuple[str, str] | None:
 def _structure(text: str) -> tuple[str, str] | None:
     """Return what was found, and what to do, if dynamic shapes have another structure than the arguments."""
     match = re.match(r"Detected mismatch between the structure of \S+ and \S+: (.*)", text)
+    if match is not None:
+        fix = "give an entry for each argument, {dim: Dim} or None, and a tuple of them for *args"
+        return f"dynamic_shapes of another structure than the arguments: {match[1]}", fix
+    if match := re.match(r"When `dynamic_shapes` is .* but here they are (.*?)\. Alternatively", text):
+        fix = 'give ({0: Dim("N", max=8)},), one entry for each argument, or {"x": {0: Dim("N", max=8)}}'
+        return f"dynamic_shapes by {match[1]}, which are no names of arguments", fix
+    if match := re.match(r"Unexpected dimension mapped to index (\S+) .* but got (.*) instead", text):
+        fix = 'give torch.export.Dim("N", min=1, max=16) for a dynamic size'
+        return f"dynamic_shapes with {match[2]} for dimension {match[1]}", fix
+    return None
+
+
+def _types(text: str) -> tuple[str, str] | None:
+    """Return what was found, and what to do, if torch says that two types meet in a product."""
+    match = re.search(_TWO_TYPES, text)
     if match is None:
         return None
-    fix = "give an entry for each argument, {dim: Dim} or None, and a tuple of them for *args"
-    return f"dynamic_shapes of another structure than the arguments: {match[1]}", fix
+    return _of_two_types(*(name.replace("c10::", "").lower() for name in match.groups() if name))
 
 
 def _wrong_call(text: str) -> tuple[str, str] | None:
@@ -227,7 +262,7 @@ def _wrong_call(text: str) -> tuple[str, str] | None:
     if re.match(r"too many positional arguments|got an unexpected keyword argument", text):
         return (
             f"example inputs that forward does not take: {text}",
-            "give an example for each argument of forward",
+            "give an example for each argument of forward; of a pair (x, label), x alone",
         )
     if match := re.match(r"Unsupported input type <class '([\w.]+)'>", text):
         return f"an example input of type {match[1]}", "give tensors, such as torch.as_tensor(x)"

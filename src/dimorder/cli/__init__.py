@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -102,6 +104,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _close_option(word: str, command: str) -> str:
+    """Return a hint at the option of a command that was meant, or nothing."""
+    if not word.startswith("-"):
+        return "write inputs as --input SHAPE; " if re.fullmatch(r"\d+(x\d+)+", word) else ""
+    known = next(each for each in COMMANDS if each.name == command)
+    options = CommandParser()
+    known.add_options(options)
+    names = [flag for action in options._actions for flag in action.option_strings]
+    close = difflib.get_close_matches(word.partition("=")[0], names, n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace | None:
     """Return the options, or None if there are no words, for which the welcome is printed."""
     if completion.is_requested():
@@ -112,7 +126,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace | None:
     options, unknown = parser().parse_known_args(argv)
     if unknown:
         name = options.command.name  # argparse itself would name the help of `dimorder` alone
-        fix = f"see dimorder {name} --help"
+        fix = f"{_close_option(unknown[0], name)}see dimorder {name} --help"
         raise UsageError(f"dimorder {name}", f"unrecognized arguments: {' '.join(unknown)}", fix)
     _refuse_empty_words(options)
     return options

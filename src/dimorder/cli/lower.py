@@ -70,13 +70,13 @@ def add_options(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     written = output_paths(options)
-    if not any((*written.values(), options.print)):
-        fix = "give -o FILE, --json FILE, --report FILE or --print physical"
-        raise UsageError("dimorder lower", "nothing to write", fix)
     progress("loading torch")
     from dimorder import api
 
     target = target_of(options)
+    if not any((*written.values(), options.print)):
+        fix = "give -o FILE, --json FILE, --report FILE or --print physical"
+        raise UsageError("dimorder lower", "nothing to write", fix)
     if options.output and not options.target:
         _require_suffix(options.output)
     fixed = target.dynamic is None

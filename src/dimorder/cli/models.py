@@ -178,7 +178,8 @@ def runnable(model: Model) -> torch.nn.Module:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        found, fix = "an exported program, whose modules are gone", "name package.module:factory"
+        found = "a .pt2 file, which has no modules"
+        fix = "name the module itself, package.module:factory"
         raise UsageError("MODEL", found, fix)
     return model
 
@@ -198,10 +199,19 @@ def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         raise UsageError(
             f"--input, for {type(model).__name__}",
             f"{shapes}, on which it raises {_one_line(error)}",
-            "give shapes and dtypes that the network takes"
+            f"give shapes and dtypes that the network takes{_channels_last_hint(given)}"
             # Python raises others if the network unpacks a list or a dict.
             + ("" if isinstance(error, RuntimeError) else f"; {_NESTED}"),
         ) from error
+
+
+def _channels_last_hint(given: Sequence[Any]) -> str:
+    """Return how to write a shape whose last size looks like that of channels, or nothing."""
+    for x in given:
+        if len(x.shape) == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+            n, height, width, channels = x.shape
+            return f", such as {n}x{channels}x{height}x{width}: channels come second, in any order of memory"
+    return ""
 
 
 def _check_kind(spec: str) -> None:

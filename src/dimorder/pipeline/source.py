@@ -148,7 +148,7 @@ def require_costs_of_sizes(request: Request, sizes: SymbolicProgram) -> None:
     """
     target = request.target
     if layout_costs(target, request.objective).configuration is None:
-        found = f"symbolic sizes, {sizes.ranges}: its costs are known of fixed ones"
+        found = f"dynamic sizes, {sizes.ranges}: its costs are known of fixed ones"
         others = [name for name, costs in target.costs.items() if costs.configuration is not None]
         raise UsageError(f"objective {request.objective!r}", found, f"plan by {' or '.join(others)}")
 

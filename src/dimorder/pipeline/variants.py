@@ -67,7 +67,7 @@ def specialize(source: Source, request: Request) -> list[Point]:
         return [{}]
     require_costs_of_sizes(request, sizes)
     if target.dynamic is None:
-        found = f"symbolic sizes, {sizes.ranges}: its graphs have fixed ones"
+        found = f"dynamic sizes, {sizes.ranges}: its graphs have fixed ones"
         raise UnsupportedError(
             f"target {target.name}", found, "lower one graph for each size: dimorder.lower_sizes"
         )
@@ -220,7 +220,7 @@ def _sized_targets(
 def _require_integers(program: Captured, target: Target) -> None:
     """Refuse integers in a program with dynamic sizes if the target has such programs of floats alone."""
     if is_quantized(program.module) and (target.dynamic is None or not target.dynamic.integers):
-        found = f"symbolic sizes, which target {target.name} has for networks of floats"
+        found = f"dynamic sizes, which target {target.name} has for networks of floats"
         fix = "lower one program for each size, or choose target torch, xnnpack or litert"
         raise UnsupportedError("a quantised network", found, fix)
 

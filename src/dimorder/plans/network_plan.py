@@ -117,11 +117,9 @@ class NetworkPlan:
             UsageError: if there is no such conversion.
         """
         if not 0 <= index < len(self.layout_plan.conversions):
-            raise UsageError(
-                "explain",
-                f"no conversion number {index}",
-                f"give 0 to {len(self.layout_plan.conversions) - 1}",
-            )
+            last = len(self.layout_plan.conversions) - 1
+            fix = f"give 0 to {last}" if last > 0 else "give 0" if last == 0 else "the plan has no conversion"
+            raise UsageError("explain", f"no conversion number {index}", fix)
         conversion, conversions = self.layout_plan.conversions[index], self.conversions
         planned = conversions[index]
         return Explanation(

@@ -95,7 +95,9 @@ def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None
             raise UsageError(
                 f"example {index} of the calibration, input {name!r}",
                 f"{tuple(found.shape)} of {found.dtype}, where it takes {takes}",
-                "give examples like those that it is lowered for",
+                "leave out a last batch of another size, or name it in dynamic_shapes"
+                if found.shape[1:] == value.shape[1:] and found.dtype == value.dtype
+                else "give examples like those that it is lowered for",
             )
 
 
@@ -204,11 +206,14 @@ def _parts(array: torch.Tensor, spec: TensorSpec, where: str) -> Sequence[torch.
     batch = int(spec.shape[0]) if spec.shape else 1
     if spec.shape and shape[1:] == spec.shape[1:] and shape[0] % batch == 0:
         return list(array.split(batch)) if shape[0] else []
-    raise UsageError(
-        where,
-        f"an array of shape {shape} for input {spec.name!r} of shape {spec.shape}",
-        "save the examples one after another along the first dimension",
+    fix = (
+        f"save examples of {'×'.join(map(str, spec.shape[1:]))} one after another, along the first dimension"
     )
+    if shape == spec.shape[1:]:
+        fix = "save it with a first dimension for the examples: array[None]"
+    elif array.dim() == len(spec.shape) == 4 and (shape[3], *shape[1:3]) == spec.shape[1:]:
+        fix = "put its channels second: array.transpose(0, 3, 1, 2)"
+    raise UsageError(where, f"an array of shape {shape} for input {spec.name!r} of shape {spec.shape}", fix)
 
 
 def _call(tensors: Sequence[torch.Tensor], exported: ExportedProgram) -> CalibrationCall:

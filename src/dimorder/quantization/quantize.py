@@ -117,7 +117,8 @@ def quantize(
         kwargs: example keyword inputs.
         dynamic_shapes: the dynamic sizes, as in torch.export, if the program is to have some. The examples
             of the calibration may have any of these sizes. An exported program has its own.
-        normalization: how the values of pictures become inputs: (x / 255 − mean) / std.
+        normalization: how the values of pictures become inputs, (x / 255 − mean) / std:
+            `dimorder.Normalization(mean=(0.5,), std=(0.5,))`.
         progress: called with the name of each step as the step begins, and before each example.
 
     Returns:
@@ -133,6 +134,7 @@ def quantize(
     """
     recipe, chosen = _recipe(recipe, find(target))
     require_examples(calibration)
+    _require_normalization(normalization)
     whole = calibration  # the first example may be taken from an iterator below
     if calibration is None and not chosen.dynamic:
         raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
@@ -160,6 +162,12 @@ def quantize(
         correct_biases(module, original, _flat(exported, examples))
     wasted = tuple(wasted_levels(module.graph))
     return QuantizedNetwork(module, original, tuple(examples), wasted, dynamic_shapes)
+
+
+def _require_normalization(value: object) -> None:
+    if not isinstance(value, (Normalization, type(None))):
+        fix = "give dimorder.Normalization(mean=(0.5,), std=(0.5,))"
+        raise UsageError("normalization", f"a {type(value).__name__}", fix)
 
 
 def _first_call(calibration: Calibration | None, model: Any) -> tuple[tuple[Any, Any], Calibration | None]:
@@ -318,7 +326,7 @@ def _recipe(name: str | None, target: Target) -> tuple[str, Recipe]:
         return known, target.recipes[known]
     found = f"no recipe for target {target.name}"
     others = ", ".join(f"{recipe} for {owners}" for recipe, _, owners in choices("recipes"))
-    raise UsageError(f"quantising to {known}", found, f"there is {others}")
+    raise UsageError(f"quantising to {known}", found, f"choose another target: there is {others}")
 
 
 def _exported_call(exported: ExportedProgram) -> list[CalibrationCall]:

@@ -22,7 +22,7 @@ def not_observed(example: int, error: Exception, runs: bool = False) -> Unsuppor
     """
     where = f"example {example} of the calibration"
     if _is_of_numbers(error):
-        fix = "give examples of which the network makes numbers, or lower it in float"
+        fix = "leave the example out, since the network makes no numbers of it, or lower it in float"
         return UnsupportedError(where, _first_line(error), fix)
     if runs:
         fix = "write the operator in other operators, or lower the network in float"

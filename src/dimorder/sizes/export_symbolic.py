@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import _DimHint, _DimHintType
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -60,6 +61,10 @@ def export_symbolic(
     # torch cannot decompose a program that writes one tensor under two names
     exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
     if not _has_symbols(exported):
+        hints = [leaf for leaf in pytree.tree_leaves(dynamic_shapes) if isinstance(leaf, _DimHint)]
+        if any(hint.type is not _DimHintType.STATIC for hint in hints):
+            fix = 'give torch.export.Dim("N", min=1, max=16), or no dynamic size'
+            raise UsageError("dynamic_shapes", "Dim.AUTO or such, which torch took for a fixed size", fix)
         return None
     if is_narrowed(exported) and isinstance(model, torch.nn.Module):
         exported = _exported_larger(model, args, kwargs or {}, dynamic_shapes) or exported
