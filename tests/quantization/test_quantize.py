@@ -14,7 +14,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.physical.wasted_levels import wasted_levels
 from dimorder.targets import find
@@ -270,3 +270,10 @@ def test_examples_that_the_network_writes_to_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="found: the network writes to it"):
         dimorder.quantize(Writes(), examples)
     assert all(map(torch.equal, examples, before))
+
+
+def test_a_lowered_network_of_floats_is_not_compared() -> None:
+    network, x = nn.Conv2d(3, 8, 3).eval(), torch.randn(1, 3, 7, 9)
+    quantised = dimorder.quantize(network, [x, x / 2])
+    with pytest.raises(UsageError, match="a lowered network of floats"):
+        quantised.compare(dimorder.lower(network, (x,)))

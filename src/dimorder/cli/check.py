@@ -36,8 +36,9 @@ EXAMPLES = """\
   dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
 
 For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown.
-The exit code is 1 if one is wrong or refused. The layout conversions in a .pte are counted, with the bytes
-that they move: transposes inside XNNPACK delegates, and permutes and copies into another order outside.
+The exit code is 1 if one is wrong or refused. So a .pt2 is judged as ExecuTorch would run it, not as torch.
+The layout conversions in a .pte are counted, with the bytes that they move: transposes inside XNNPACK
+delegates, and permutes and copies into another order outside.
 
 The operators of a .tosa file are counted in all regions, without constants. A TRANSPOSE moves the bytes of
 its input, or none if it only moves dimensions of size 1.

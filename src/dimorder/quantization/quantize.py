@@ -80,7 +80,13 @@ class QuantizedNetwork:
 
         Returns:
             One row per output: dB against the float network, and quanta against `module`.
+
+        Raises:
+            UsageError: if `lowered` is a network of floats.
         """
+        if not quantizes(lowered.program.exported.graph_module):
+            fix = "give dimorder.lower(quantised, target=...)"
+            raise UsageError("compare", "a lowered network of floats", fix)
         return fidelity(self.original, self.module, lowered, self.examples)
 
 
