@@ -10,6 +10,7 @@ import dimorder
 
 pytest.importorskip("executorch")
 pytest.importorskip("ai_edge_litert")
+pytest.importorskip("tosa_reference_model")
 
 # Shapes with the dimensions that are reduced: rows of pixels, pixels, and one long dimension of each kind.
 CALLS = [
@@ -32,7 +33,7 @@ class Reduced(nn.Module):
 
 @pytest.mark.parametrize("of", ["mean", "sum"])
 @pytest.mark.parametrize(("shape", "dims"), CALLS)
-@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+@pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
 def test_many_equal_numbers(target: str, shape: tuple[int, ...], dims: tuple[int, ...], of: str) -> None:
     network = Reduced(dims, of)
     lowered = dimorder.lower(network, (torch.rand(shape),), target=target)

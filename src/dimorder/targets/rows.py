@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,22 @@ def paddings(amounts: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
     """
     none = [0] * (rank - len(amounts) // 2)
     return [*none, *amounts[-2::-2]], [*none, *amounts[::-2]]
+
+
+# The most numbers that one kernel adds up, one after the other: each sum is rounded. So the mean of 160,000
+# equal numbers is off by 1e-3.
+MOST_IN_A_SUM = 4096
+
+
+def rows_of_a_sum(size: int) -> tuple[int, int]:
+    """Return the rows and columns that a long sum is added up in: at least `size` together, rarely more.
+
+    >>> rows_of_a_sum(300 * 401), rows_of_a_sum(40009)
+    ((300, 401), (200, 201))
+    """
+    root = math.isqrt(size)
+    rows = next(rows for rows in range(root, 0, -1) if size % rows == 0)
+    return (rows, size // rows) if size // rows <= MOST_IN_A_SUM else (root, math.ceil(size / root))
 
 
 def start_of(a: Arguments, size: int) -> int:

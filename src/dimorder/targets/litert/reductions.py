@@ -18,7 +18,7 @@ from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.moves import pad
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import reduced_by, unfit_matrices, unfit_softmax
+from dimorder.targets.rows import MOST_IN_A_SUM, reduced_by, rows_of_a_sum, unfit_matrices, unfit_softmax
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) ->
     Sums of floats over whole images of a dynamic size are two: XNNPACK's delegate computes no sum over three
     dimensions, and no reshape can merge them.
     """
-    is_many = math.prod(x.shape[d] for d in dims) > _MANY and set(x.shape).isdisjoint(w.varying)
+    is_many = math.prod(x.shape[d] for d in dims) > MOST_IN_A_SUM and set(x.shape).isdisjoint(w.varying)
     if is_many and kind in ("MEAN", "SUM") and x.dtype == F32 and x.of is None:
         return _reduced_twice(w, kind, x, dims)
     is_image = len(x.shape) == 4 and x.of is None and not set(x.shape[1:3]).isdisjoint(w.varying)
@@ -114,18 +114,13 @@ def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) ->
     return w.reshape(w.op(kind, [x, w.sizes(dims)], shape, keepDims=True), kept)
 
 
-# The most numbers that XNNPACK's kernel adds up one after the other. 160,000 equal ones are off by 1e-3.
-_MANY = 4096
-
-
 def _reduced_twice(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) -> LiteRtValue:
     """Return a mean or sum of many numbers as one of means or sums."""
     last = max(d for d in dims if x.shape[d] > 1)
     if any(x.shape[d] > 1 for d in dims if d != last):
         return reduce(w, kind, reduce(w, kind, x, {last}), set(dims) - {last})
     outer, size, inner = x.shape[:last], x.shape[last], x.shape[last + 1 :]
-    rows = math.isqrt(size)
-    columns = math.ceil(size / rows)
+    rows, columns = rows_of_a_sum(size)
     ends = [0] * last, [0] * len(inner)
     x = pad(w, x, [*ends[0], 0, *ends[1]], [*ends[0], rows * columns - size, *ends[1]])
     x = w.reshape(x, (math.prod(outer), rows, columns, math.prod(inner)))

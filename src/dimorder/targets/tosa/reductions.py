@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.rows import reduced_by
+from dimorder.targets.rows import MOST_IN_A_SUM, reduced_by, rows_of_a_sum
 from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed, shape_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, accumulator_type
-from dimorder.targets.tosa.moves import tile
+from dimorder.targets.tosa.moves import pad, tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
 from dimorder.targets.tosa.spatial import conv
 from dimorder.targets.tosa.writer import MAX_RANK, TosaValue, TosaWriter
@@ -88,9 +88,21 @@ def reduce(w: TosaWriter, kind: str, x: TosaValue, dims: Collection[int]) -> Tos
     y = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
     for axis, run in enumerate(runs):
         if run[0] in dims and y.shape[axis] != 1:
-            shape = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
-            y = w.op(kind, [y], shape, axis=axis)
+            y = _reduced(w, kind, y, axis)
     return w.reshape(y, [1 if d in dims else length for d, length in enumerate(x.shape)])
+
+
+def _reduced(w: TosaWriter, kind: str, x: TosaValue, axis: int) -> TosaValue:
+    """Reduce over one dimension; a long sum is one of sums."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    if kind != "REDUCE_SUM" or size <= MOST_IN_A_SUM or x.dtype not in FLOATS:
+        return w.op(kind, [x], (*before, 1, *after), axis=axis)
+    rows, columns = rows_of_a_sum(size)
+    none = [0] * len(before), [0] * len(after)
+    x = pad(w, x, [*none[0], 0, *none[1]], [*none[0], rows * columns - size, *none[1]])
+    outer, inner = math.prod(before), math.prod(after)
+    y = w.op(kind, [w.reshape(x, (outer, rows, columns, inner))], (outer, rows, 1, inner), axis=2)
+    return w.reshape(w.op(kind, [y], (outer, 1, 1, inner), axis=1), (*before, 1, *after))
 
 
 def mean(w: TosaWriter, x: TosaValue, dims: Collection[int]) -> TosaValue:

@@ -14,7 +14,7 @@ from dimorder.graph.dynamic_sizes import is_fixed
 from dimorder.graph.quantized import Scaled
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
 from dimorder.targets.integer_kernels import MATRICES, MEAN, weighted
-from dimorder.targets.rows import reduced_dims, unfit_matrices, unfit_softmax
+from dimorder.targets.rows import MOST_IN_A_SUM, reduced_dims, rows_of_a_sum, unfit_matrices, unfit_softmax
 from dimorder.targets.table import Arguments, Row, View, shape_of
 from dimorder.targets.xnnpack.moves import pad
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
@@ -109,12 +109,6 @@ def _is_over_space(a: Arguments) -> bool:
     return is_float16(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
 
 
-# The most numbers that one kernel adds up one after the other. 160,000 equal ones are off by 1e-3.
-# Of a matmul with ones, XNNPACK computes at least 16 columns, of which one counts. 56²×64 takes 1,460 µs as
-# one matmul, and 85 µs first over pixels and then over channels.
-_MANY = 4096
-
-
 def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
     """Return the mean or the sum over `dims`, one run of adjacent dimensions at a time.
 
@@ -132,7 +126,9 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
     )
-    is_many = is_fixed([size]) and size > _MANY
+    # XNNPACK computes at least 16 columns of a matmul, of which one counts. 56²×64 takes 1,460 µs as one
+    # matmul with ones, and 85 µs first over pixels and then over channels.
+    is_many = is_fixed([size]) and size > MOST_IN_A_SUM
     if inner == 1 and size != x.shape[last] and is_many and x.integer_type is None:
         y = mean_over_space(w, w.reshape(x, (outer, size // x.shape[last], 1, x.shape[last])))
         y = times(w, y, 1 if mean else size // x.shape[last])
@@ -140,8 +136,7 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
         return _reduced(w, w.reshape(y, (*x.shape[:first], x.shape[last])), left, mean)
     share = 1 / size if mean else 1.0
     if inner == 1 and is_many and x.integer_type is None:  # one long sum would round each of its steps
-        rows = math.isqrt(size)
-        columns = math.ceil(size / rows)
+        rows, columns = rows_of_a_sum(size)
         x = pad(w, w.reshape(x, (outer, size)), (0, 0), (0, rows * columns - size), 0)
         y = mean_over_space(w, w.reshape(x, (outer, rows, 1, columns)))
         y = full(w, w.reshape(y, (outer, columns)), _shares(w, columns, rows * share), None)
@@ -181,12 +176,11 @@ def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
     XNNPACK adds up one pixel after the other, and rounds each sum. Many pixels get means of means.
     """
     n, height, width, channels = x.shape
-    if not is_fixed((height, width)) or height * width <= _MANY or not x.is_of_float32:
+    if not is_fixed((height, width)) or height * width <= MOST_IN_A_SUM or not x.is_of_float32:
         return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
     size = height * width
     if 1 in (height, width):
-        height = math.isqrt(size)
-        width = math.ceil(size / height)
+        height, width = rows_of_a_sum(size)
         x = w.reshape(x, (n, size, channels))
         x = pad(w, x, (0, 0, 0), (0, height * width - size, 0), 0)
     rows = mean_over_space(w, w.reshape(x, (n * height, 1, width, channels)))
