@@ -22,7 +22,9 @@ def executorch_package() -> Path:
         if (folder / "executorch-config.cmake").exists():
             return folder
     raise UnsupportedError(
-        "ExecuTorch's CMake package", "no installed ExecuTorch", "pip install 'dimorder[executorch]'"
+        "ExecuTorch's CMake package",
+        "no installed ExecuTorch",
+        "in dimorder's folder: pip install '.[executorch]'",
     )
 
 

@@ -164,7 +164,9 @@ def test_torch_has_as_many_threads_afterwards_as_before():
 def test_a_runtime_that_is_not_installed_says_what_installs_it(monkeypatch):
     lacking = replace(runtimes.PEERS["openvino"], needs=("no_such_package",))
     monkeypatch.setattr("dimorder.latency.bench.PEERS", {"openvino": lacking})
-    with pytest.raises(UnsupportedError, match=r"no_such_package\n  fix: pip install 'dimorder\[peers\]'"):
+    with pytest.raises(
+        UnsupportedError, match=r"no_such_package\n  fix: in dimorder's folder: pip install '\.\[peers\]'"
+    ):
         bench.measure(*network(), against=("openvino",))
 
 

@@ -282,7 +282,7 @@ def test_a_contract_that_this_version_cannot_read_is_refused(pte, tmp_path):
 def test_without_executorch_the_error_says_what_to_install(pte, monkeypatch):
     path, _ = pte("pointwise", MAIN, "NCHW")
     monkeypatch.setitem(sys.modules, "executorch.extension.pybindings", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'dimorder\[executorch\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install '\.\[executorch\]'"):
         load(path)
 
 

@@ -159,7 +159,7 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
 
     threads = torch.get_num_threads() if options.threads is None else options.threads
     old = _read_table(options.output, Times.from_dict)
-    with installed("the kernels of XNNPACK", "pip install 'dimorder[executorch]'"):
+    with installed("the kernels of XNNPACK", "in dimorder's folder: pip install '.[executorch]'"):
         found = kernel_times.measure(family(), threads, progress=progress)
     slower: dict[str, list[float]] = {}
     for kernel, ns in found.measured:

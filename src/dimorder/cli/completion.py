@@ -20,7 +20,7 @@ def is_requested() -> bool:
 
 def complete(parser: CommandParser) -> None:
     """Answer the shell, and end the process."""
-    with installed("completion in a shell", "pip install 'dimorder[completion]'"):
+    with installed("completion in a shell", "in dimorder's folder: pip install '.[completion]'"):
         import argcomplete
 
     for command in _commands(parser):

@@ -10,16 +10,17 @@ from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import Command, CommandParser
 from dimorder.errors import installed
 
-INSTALL = "pip install 'dimorder[executorch,demo]' && pip install --no-deps facenet-pytorch==2.6.0"
+COMMANDS = "pip install '.[executorch,demo]' && pip install --no-deps facenet-pytorch==2.6.0"
+INSTALL = f"in dimorder's folder: {COMMANDS}"
 
 EXAMPLES = f"""\
   dimorder demo
   dimorder demo -o faces
 
 It needs about a minute, and no network connection. The pictures are scikit-image's, and the weights are
-facenet-pytorch's:
+facenet-pytorch's. In dimorder's folder:
 
-  {INSTALL}"""
+  {COMMANDS}"""
 
 
 def add_options(parser: CommandParser) -> None:

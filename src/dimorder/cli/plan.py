@@ -107,7 +107,7 @@ def _stock(named: tuple[Any, Any, Any], progress: ProgressLine) -> list[FileNode
     from dimorder.errors import installed
     from dimorder.pipeline.source import read_source
 
-    with installed("ExecuTorch's own lowering", "pip install 'dimorder[executorch]'"):
+    with installed("ExecuTorch's own lowering", "in dimorder's folder: pip install '.[executorch]'"):
         from dimorder.executorch.stock_graph import stock_graph
 
         progress("lowering with ExecuTorch")

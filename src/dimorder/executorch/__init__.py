@@ -61,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            with installed(f"{__name__}.{name}", "pip install 'dimorder[executorch]'"):
+            with installed(f"{__name__}.{name}", "in dimorder's folder: pip install '.[executorch]'"):
                 globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -184,7 +184,9 @@ def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
         from dimorder.executorch.program_tables import read_program
     except ImportError as error:
         raise UnsupportedError(
-            f"loading {file}", f"no ExecuTorch runtime ({error})", "pip install 'dimorder[executorch]'"
+            f"loading {file}",
+            f"no ExecuTorch runtime ({error})",
+            "in dimorder's folder: pip install '.[executorch]'",
         ) from error
     try:
         verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime

@@ -313,7 +313,7 @@ def _time(make: Callable[[], T]) -> tuple[T, float]:
 
 def require_charts() -> None:
     """Raise `UnsupportedError` if matplotlib is not installed."""
-    with installed("a chart", "pip install 'dimorder[peers]'"):
+    with installed("a chart", "in dimorder's folder: pip install '.[peers]'"):
         import matplotlib.figure  # noqa: F401
 
 

@@ -226,7 +226,7 @@ def _open_litert(given: Given, path: Path) -> Invocation:
     return call
 
 
-_PEERS = "pip install 'dimorder[peers]'"
+_PEERS = "in dimorder's folder: pip install '.[peers]'"
 
 PEERS: Mapping[str, Runtime] = {
     each.name: each
@@ -239,7 +239,7 @@ PEERS: Mapping[str, Runtime] = {
             ".pte",
             ("executorch.kernels.quantized", "executorch.extension.pybindings._C", "dimorder.executorch.pte"),
             ("executorch",),
-            "pip install 'dimorder[executorch]'",
+            "in dimorder's folder: pip install '.[executorch]'",
         ),
         Runtime("eager", "PyTorch", _open_eager),
         Runtime("eager-channels-last", "PyTorch, channels-last", _open_channels_last),

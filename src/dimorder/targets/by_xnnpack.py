@@ -66,7 +66,7 @@ def _quantizer(is_dynamic: bool) -> Any:
     return pattern_quantizer(is_dynamic=is_dynamic)
 
 
-_INSTALL = "pip install 'dimorder[executorch]'"
+_INSTALL = "in dimorder's folder: pip install '.[executorch]'"
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "int8": Recipe(partial(_quantizer, False), _INSTALL),

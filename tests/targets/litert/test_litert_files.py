@@ -176,7 +176,7 @@ def test_without_the_extra_it_says_what_to_install(saved: Path, monkeypatch: pyt
     ):
         with pytest.raises(UnsupportedError) as error:
             use()
-        assert str(error.value).splitlines()[2] == "  fix: pip install 'dimorder[litert]'"
+        assert str(error.value).splitlines()[2] == "  fix: in dimorder's folder: pip install '.[litert]'"
 
 
 def test_unknown_kernels_are_wrong_usage() -> None:

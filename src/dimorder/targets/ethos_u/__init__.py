@@ -58,7 +58,7 @@ def info(accelerator: str) -> TargetInfo:
         ".pte",
         f"an ExecuTorch program for Arm's {family} with {macs(accelerator)} MACs a cycle, "
         "of a quantised network",
-        "pip install 'dimorder[executorch,tosa]'",
+        "in dimorder's folder: pip install '.[executorch,tosa]'",
         f"dimorder.targets.ethos_u.target:{accelerator.upper().replace('-', '_')}",
         family="ethos-u…",
         objectives={

@@ -10,7 +10,7 @@ from dimorder.targets.target_info import XNNPACK_RECIPES, TargetInfo
 INFO = TargetInfo(
     ".tflite",
     "a .tflite for LiteRT on phones, its contract inside",
-    "pip install 'dimorder[litert]'",
+    "in dimorder's folder: pip install '.[litert]'",
     "dimorder.targets.litert.target:TARGET",
     kind="a .tflite file",
     begins=(4, b"TFL3"),

@@ -7,6 +7,6 @@ from dimorder.targets.target_info import TargetInfo
 INFO = TargetInfo(
     ".pt2",
     "the program in plain ATen, for any device of torch and for torch.compile",
-    "pip install dimorder",
+    "in dimorder's folder: pip install .",
     "dimorder.targets.torch.target:TARGET",
 )

@@ -14,7 +14,7 @@ RECIPES = {
 INFO = TargetInfo(
     ".tosa",
     "a TOSA 1.0 graph for NPUs, its contract in a second file",
-    "pip install 'dimorder[tosa]'",
+    "in dimorder's folder: pip install '.[tosa]'",
     "dimorder.targets.tosa.target:TARGET",
     kind="a .tosa graph",
     begins=(4, b"TOSA"),

@@ -14,7 +14,7 @@ _PROFILES = {8: "TOSA-1.0+INT", 16: "TOSA-1.0+INT+int16"}
 
 def recipes_of(quantizer: Callable[[int], Any]) -> Mapping[str, Recipe]:
     """Return the recipes of one of Arm's quantizers, which `quantizer` makes for a number of bits."""
-    install = "pip install 'dimorder[executorch,tosa]'"
+    install = "in dimorder's folder: pip install '.[executorch,tosa]'"
     return MappingProxyType(
         {
             name: Recipe(partial(_configured, quantizer, bits), install, in_parts=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INFO = TargetInfo(
     ".pte",
     "an ExecuTorch program whose operators XNNPACK computes, for phones and CPUs",
-    "pip install 'dimorder[executorch]'",
+    "in dimorder's folder: pip install '.[executorch]'",
     "dimorder.targets.xnnpack.target:TARGET",
     kind="a .pte program",
     begins=(4, b"ET"),
