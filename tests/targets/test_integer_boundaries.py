@@ -207,6 +207,12 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
         "output 'output0', asked for in torch.uint8 found: aten.convolution (test_integer_boundaries.py) "
         "gives floats fix: quantise it last thing, or leave its type out",
     ),
+    "16 bits for 8": (
+        Photo(),
+        {"input_types": "int16"},
+        "input 'x', asked for in torch.int16 found: the network has it in torch.int8 "
+        "fix: ask for int8 or uint8, or quantise the network by recipe int16x8",
+    ),
     "no such type": (
         Photo(),
         {"input_types": "int4"},

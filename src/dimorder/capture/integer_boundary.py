@@ -180,6 +180,7 @@ def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType
         if all(each.target is not QUANTIZE for each in node.graph.nodes):
             fix = "quantise the network first: dimorder.quantize, or --quantize and --calibrate"
         raise UnsupportedError(f"{called}, asked for in {dtype}", found, fix)
+    _require_bits(own, called, dtype)
     boundary = own.as_type(dtype)
     set_value(node, torch.empty_like(node.meta["val"], dtype=dtype))
     if dtype == own.dtype:
@@ -192,6 +193,13 @@ def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType
     return boundary
 
 
+def _require_bits(own: IntegerType, called: str, dtype: torch.dtype) -> None:
+    """Refuse integers of 16 bits for those of 8, which may have a zero point."""
+    if dtype == torch.int16 and own.dtype != torch.int16:
+        fix = "ask for int8 or uint8, or quantise the network by recipe int16x8"
+        raise UnsupportedError(f"{called}, asked for in {dtype}", f"the network has it in {own.dtype}", fix)
+
+
 def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
     """Return the integers of an output that is dequantized last."""
     own = _last_type(node)
@@ -201,6 +209,7 @@ def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
             f"{operator_at(node)} gives floats",
             "quantise it last thing, or leave its type out",
         )
+    _require_bits(own, called, dtype)
     node = _before_casts(node)
     integers = node.args[0]
     assert isinstance(integers, Node)
