@@ -331,14 +331,16 @@ def test_torch_exports_no_result_of_a_computed_size() -> None:
     assert fix == "  fix: return it flat, as x.flatten(), and give it its shape after torch.cond"
 
 
-def test_such_a_result_may_be_flat() -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_such_a_result_may_be_flat(target: str) -> None:
     def net(x: Tensor) -> Tensor:
         flat = torch.cond(
             x.sum() > 0, lambda x: (x[:, :, 1:] * 2).flatten(), lambda x: (x[:, :, :-1] * 3).flatten(), (x,)
         )
         return flat.reshape(x.shape[0], 3, x.shape[2] - 1, 9)
 
-    lowered = dimorder.lower(Applied(net), (example((2, 3, 8, 9), 0),), dynamic_shapes=({2: H},))
+    x = example((2, 3, 8, 9), 0)
+    lowered = dimorder.lower(Applied(net), (x,), dynamic_shapes=({2: H},), target=target)
     for height in (6, 11, 20):
         for seed in range(2):
             assert max(errors(lowered.run, Applied(net), example((2, 3, height, 9), seed))) < 1e-6

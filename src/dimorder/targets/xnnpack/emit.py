@@ -5,6 +5,7 @@ Delegates read and write dense tensors. A 4-D channels-last input or output of t
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.executorch.pte import method_of
 from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
-from dimorder.graph.nodes import where
+from dimorder.graph.nodes import set_value, where
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.sizes.size_table import SizeTable
@@ -144,11 +145,27 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
         # A program in core ATen is not decomposed, since that would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
+        _add_in_pairs(outer.graph_module)
         edge = turn_inputs_into_buffers(_generate_edge_program(EDGE, outer), plan.state)
         return write_pte(write_in_place(edge), texts, keep_delegates=True)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error
+
+
+def _add_in_pairs(module: GraphModule) -> None:
+    """Write sums of sizes as additions of two, in place: ExecuTorch has no sum of more."""
+    for part in (each for each in module.modules() if isinstance(each, GraphModule)):
+        for node in part.graph.find_nodes(op="call_function", target=torch.sym_sum):
+            with part.graph.inserting_before(node):
+                total, *others = node.args[0]
+                for other in others:
+                    value = (total, other)
+                    total = part.graph.call_function(operator.add, value)
+                    numbers = (each.meta["val"] if isinstance(each, Node) else each for each in value)
+                    set_value(total, operator.add(*numbers))
+            node.replace_all_uses_with(total)
+            part.graph.erase_node(node)
 
 
 def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
