@@ -134,16 +134,17 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
         y = times(w, y, 1 if mean else size // x.shape[last])
         left = {d for d in dims if d < first} | {first}
         return _reduced(w, w.reshape(y, (*x.shape[:first], x.shape[last])), left, mean)
-    share = 1 / size if mean else 1.0
     if inner == 1 and is_many and x.integer_type is None:  # one long sum would round each of its steps
         rows, columns = rows_of_a_sum(size)
         x = pad(w, w.reshape(x, (outer, size)), (0, 0), (0, rows * columns - size), 0)
         y = mean_over_space(w, w.reshape(x, (outer, rows, 1, columns)))
-        y = full(w, w.reshape(y, (outer, columns)), _shares(w, columns, rows * share), None)
+        y = full(
+            w, w.reshape(y, (outer, columns)), _equal_weights(w, columns, rows / size if mean else rows), None
+        )
     elif inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
-        y = full(w, x, _shares(w, size, share), None)
+        y = full(w, x, _shares(w, size, mean), None)
     else:
         y = mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
         y = times(w, y, 1 if mean else size)
@@ -162,12 +163,16 @@ def last_run(shape: Sequence[int], dims: Collection[int]) -> tuple[int, int]:
     return first, last
 
 
-def _shares(w: XnnBuilder, size: int, share: float) -> XnnValue:
-    """Return the weight by which a linear gives a share of the sum of that many elements."""
-    if share == 1 and not is_fixed([size]):
+def _shares(w: XnnBuilder, size: int, mean: bool) -> XnnValue:
+    """Return the weight by which a linear gives the sum or the mean of that many elements."""
+    if not mean and not is_fixed([size]):
         return w.ones((1, size))
     w.require_fixed([size], "a mean over that many elements")
-    return w.constant(Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(share)))
+    return _equal_weights(w, size, 1 / size if mean else 1)
+
+
+def _equal_weights(w: XnnBuilder, size: int, weight: float) -> XnnValue:
+    return w.constant(Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(float(weight))))
 
 
 def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
