@@ -52,7 +52,7 @@ def test_only_targets_with_delegates_print_a_line_about_them(tmp_path, capfd):
     ("words", "hint"),
     [
         (["--quantise", "int8"], "did you mean --quantize? see"),
-        (["1x3x16x20"], "write inputs as --input SHAPE; see"),
+        (["1x3x16x20"], "write --input 1x3x16x20; see"),
         (["--zzz"], "see dimorder lower --help"),
     ],
 )

@@ -87,6 +87,28 @@ def test_inputs_of_any_number_have_dynamic_sizes(target: str) -> None:
         torch.testing.assert_close(lowered(*inputs), quantised.module(*inputs), atol=0.1, rtol=0)
 
 
+class Counted(nn.Module):
+    """One row added to all rows, as often as there are rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y + y[:1].expand(y.shape[0], 4) * y.shape[0]
+
+
+def test_a_size_may_be_a_factor_beside_a_repeat() -> None:
+    sizes = ({0: N},)
+    quantised = dimorder.quantize(Counted().eval(), [torch.randn(2, 4)], dynamic_shapes=sizes)
+    lowered = dimorder.lower(quantised, target="xnnpack")
+    for count in (1, 3, 5):
+        x = torch.randn(count, 4)
+        torch.testing.assert_close(lowered(x), quantised.module(x), atol=0.2, rtol=0)
+
+
 def test_the_first_example_may_have_a_size_of_1() -> None:
     quantised = dimorder.quantize(Scaled().eval(), CALLS[1:], dynamic_shapes=SHAPES)
     assert quantised.module(**call(4, 6, 8)).shape == (4, 48, 5)

@@ -277,3 +277,22 @@ def test_a_lowered_network_of_floats_is_not_compared() -> None:
     quantised = dimorder.quantize(network, [x, x / 2])
     with pytest.raises(UsageError, match="a lowered network of floats"):
         quantised.compare(dimorder.lower(network, (x,)))
+
+
+class Scaled(nn.Module):
+    """A linear whose result is scaled by a number, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, scale: float | None = None) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y if scale is None else y * scale
+
+
+@pytest.mark.parametrize("scale", [2.0, None])
+def test_an_argument_may_be_a_number_or_none(scale: float | None) -> None:
+    quantised = dimorder.quantize(Scaled().eval(), [(torch.randn(2, 8), scale)] * 3)
+    (found,) = quantised.compare(dimorder.lower(quantised, target="xnnpack"))
+    assert found.snr_db is not None and found.snr_db > 30

@@ -48,3 +48,26 @@ def test_a_matmul_of_integers_grows(zero_point: int, tmp_path: Path) -> None:
     program = dimorder.load(file)
     for length in (2, 5, 40, 3, 17):
         assert torch.equal(program(*call(length)), dimorder.load(file)(*call(length)))
+
+
+def pictures(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(count)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_means_of_integers_and_halves_grow(dtype: torch.dtype, tmp_path: Path) -> None:
+    """XNNPACK adds these up in memory that it plans for the size that the file names."""
+    torch.manual_seed(0)
+    network: nn.Module = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.AdaptiveAvgPool2d(1)).to(dtype)
+    sizes, file = ({0: Dim("N", min=1, max=8)},), tmp_path / "net.pte"
+    if dtype == torch.float32:
+        calls = [pictures(2, dtype), pictures(3, dtype)]
+        lowered = dimorder.lower(dimorder.quantize(network, calls, dynamic_shapes=sizes), target="xnnpack")
+    else:
+        lowered = dimorder.lower(network, (pictures(2, dtype),), target="xnnpack", dynamic_shapes=sizes)
+    lowered.save(file)
+    for counts in ((1, 2, 3, 4, 5), (2, 5), (3, 4, 8, 5)):
+        program = dimorder.load(file)
+        for count in counts:
+            x = pictures(count, dtype)
+            assert torch.equal(program(x), dimorder.load(file)(x))

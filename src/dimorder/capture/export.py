@@ -56,7 +56,8 @@ def export(
         except Exception as error:
             found, fix = f"not a readable exported program: {error}", "save it again with torch.export.save"
             if not Path(str(model)).is_file():
-                found, fix = "no such file", "give the path of a .pt2 file, without ~ or variables"
+                found = "a folder" if Path(str(model)).is_dir() else "no such file"
+                fix = "give the path of a .pt2 file, without ~ or variables"
             raise UsageError(str(model), found, fix) from error
     if isinstance(model, ExportedProgram):
         return prepare_branches(model)

@@ -20,7 +20,7 @@ from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
-from dimorder.graph.nodes import CUTS, add_meta, args_of, replace_node, tensor_of
+from dimorder.graph.nodes import CUTS, VALUE, add_meta, args_of, replace_node, tensor_of
 from dimorder.graph.passes import Pass
 from dimorder.graph.prediction import add_predicted
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
@@ -116,11 +116,14 @@ def drop_expands(module: GraphModule) -> None:
 
 
 def _broadcasts(target: Any) -> bool:
-    return elements_of(target).is_pointwise and target.namespace == "aten"
+    known = elements_of(target).is_pointwise and target.namespace == "aten"
+    return known and not target._opname.endswith("_backward")  # kernels of some of these do not broadcast
 
 
 def _are_of_one_shape(node: Node, other: Node) -> bool:
-    """Return whether two values have the same shape, at all sizes."""
+    """Return whether two values have the same shape, at all sizes. A size has none."""
+    if not isinstance(node.meta[VALUE], torch.Tensor):
+        return False
     shapes = [tensor_of(each).shape for each in (node, other)]
     same = (statically_known_true(a == b) for a, b in zip(*shapes, strict=False))
     return len({len(shape) for shape in shapes}) == 1 and all(same)

@@ -85,11 +85,13 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 _PRODUCTS = (
     *(aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default, aten.addmm.default),
+    *(aten.mv.default, aten.dot.default, aten.baddbmm.default),
     *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default),
 )
 _TWO_TYPES = (
     r"Input type \((\S+)\) and bias type \((\S+)\)"
     r"|same dtype, but got: (\w+) != ([\w:]+)|same dtype, but got (\w+) and (\w+)"
+    r"|expected scalar type (\w+) but found (\w+)"
 )
 _DROPPED = "F.dropout drops in eval mode too, unless it is told not to: pass training=self.training"
 _DROPOUTS = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)

@@ -106,13 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _close_option(word: str, command: str) -> str:
     """Return a hint at the option of a command that was meant, or nothing."""
-    if not word.startswith("-"):
-        return "write inputs as --input SHAPE; " if re.fullmatch(r"\d+(x\d+)+", word) else ""
     known = next(each for each in COMMANDS if each.name == command)
     options = CommandParser()
     known.add_options(options)
     names = [flag for action in options._actions for flag in action.option_strings]
-    close = difflib.get_close_matches(word.partition("=")[0], names, n=1)
+    if re.fullmatch(r"\d+(x\d+)+", word) and "--input" in names:
+        return f"write --input {word}; "
+    close = difflib.get_close_matches(word.partition("=")[0], names, n=1) if word.startswith("--") else []
     return f"did you mean {close[0]}? " if close else ""
 
 

@@ -270,8 +270,9 @@ def _require_quantized(module: GraphModule, original: GraphModule, recipe: str) 
 
 
 def _flat(exported: ExportedProgram, given: Sequence[CalibrationCall]) -> list[Sequence[Any]]:
-    """Return the inputs of calls, one for each placeholder of the program."""
-    return [arguments(exported, call.args, call.kwargs) for call in given]
+    """Return the tensors of calls, one for each placeholder of the program."""
+    leaves = (arguments(exported, call.args, call.kwargs) for call in given)
+    return [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each in leaves]
 
 
 def _converted(prepared: GraphModule) -> GraphModule:

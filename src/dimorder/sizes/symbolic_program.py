@@ -118,11 +118,13 @@ class SymbolicProgram:
     def verification_points(self) -> list[Point]:
         """Return the points at which a program is run before it is returned.
 
-        They are the corners and the middle. A dynamic size that is odd at all of these is also tried at an
-        even size. If a number that the network computes from sizes is the same at all points and
-        specializations, a point where it differs is added.
+        They are the corners and the middle. The smallest sizes are followed by those of the first
+        specialization, which a file may name: a runtime must then take more memory. A dynamic size that is
+        odd at all of these is also tried at an even size. If a number that the network computes from sizes is
+        the same at all points and specializations, a point where it differs is added.
         """
-        points = [*self.corners, self.middle]
+        (smallest, *corners), named = self.corners, self.specialization_points()[:1]
+        points = [smallest, *(point for point in named if point not in self.corners), *corners, self.middle]
         even = {
             symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
             for symbol in self.symbols

@@ -107,6 +107,9 @@ class Trial(NetworkCalls):
                 break
             except UnsupportedError:  # a cache may be full before the last call
                 if len(calls) <= FEWEST_CALLS:
+                    if len(calls) > 1:  # what the first call raises is no matter of their number
+                        super().__init__(model, program, contract, exported, calls[:1])
+                        self._computed()
                     raise
             calls = calls[: max(FEWEST_CALLS, len(calls) // 2)]
         if repeats and isinstance(model, torch.nn.Module):

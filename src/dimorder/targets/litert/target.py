@@ -34,6 +34,7 @@ from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
 from dimorder.targets.litert.model import LiteRtModel, is_rounded
+from dimorder.targets.litert.moves import MAX_SLICED
 from dimorder.targets.litert.ops import FLIP, OPERATORS, SLICE, unfit_input, with_moves
 from dimorder.targets.litert.runtime import (
     DEFAULT_KERNELS,
@@ -152,7 +153,8 @@ def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], gr
     found = {target: graph.find_nodes(op="call_function", target=target) for target in (SLICE, FLIP)}
     if any(is_uneven(node) and args_of(node)[4] != 1 for node in found[SLICE]):
         table = with_moves(table, SLICE)
-    if any(shape_of(node)[dim] in varying for node in found[FLIP] for dim in args_of(node)[1]):
+    flips = [node for node in found[FLIP] if len(shape_of(node)) <= MAX_SLICED]
+    if any(shape_of(node)[dim] in varying for node in flips for dim in args_of(node)[1]):
         table = with_moves(table, FLIP)
     fitting = replace(capabilities, computes=table.supports, at_all_sizes=partial(unfit_sizes, table))
     return by_xnnpack.sized(fitting, varying, graph)

@@ -124,6 +124,13 @@ def _reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
     return build
 
 
+def _sum(w: TosaWriter, a: Arguments) -> TosaValue:
+    """Write a sum. TOSA adds up no integers below 32 bits; such a sum has its last bits, as in torch."""
+    dtype = DTYPES[a.dtype]
+    x = cast(w, w.dense(a.self), "INT32" if dtype in ("INT8", "INT16") else dtype)
+    return w.reshape(cast(w, reduce(w, "REDUCE_SUM", x, reduced_by(a)), dtype), a.shape)
+
+
 def _truth_reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         truth = reduce(w, kind, cast(w, w.dense(a.self), "BOOL"), reduced_by(a))
@@ -183,14 +190,14 @@ def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
     return y if a.bias is None else add(w, y, w.dense(a.bias))
 
 
-_sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, check_float)
+_sum_row, _mean_row = Row(_sum), Row(_mean, check_float)
 _matmul_row = Row(_matmul, check_matmul, halves=is_of_one_type)
 _softmax_row, _log_softmax_row = Row(_softmax, check_float), Row(_log_softmax, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.matmul.default: _matmul_row,
-        aten.sum.dim_IntList: _sum,
+        aten.sum.dim_IntList: _sum_row,
         aten.mean.dim: _mean_row,
         aten.amax.default: Row(_reduction("REDUCE_MAX"), halves=is_of_one_type),
         aten.amin.default: Row(_reduction("REDUCE_MIN"), halves=is_of_one_type),
