@@ -120,8 +120,9 @@ def _mixed_types(node: torch.fx.Node) -> tuple[str, str] | None:
     """Return what was found, and what to do, for a product of two types: torch only exports it."""
     if node.target not in _PRODUCTS:
         return None
-    types = [str(each.meta["val"].dtype).removeprefix("torch.") for each in node.all_input_nodes]
-    return None if len(set(types)) == 1 else _of_two_types(*dict.fromkeys(types))
+    operands = tensors_in([each.meta.get("val") for each in node.all_input_nodes])
+    types = [str(each.dtype).removeprefix("torch.") for each in operands]
+    return None if len(set(types)) < 2 else _of_two_types(*list(dict.fromkeys(types))[:2])
 
 
 def _of_two_types(given: str, held: str) -> tuple[str, str]:
