@@ -72,10 +72,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "errors",
-        "executorch",
-    ):  # the second is for delegate authors: it imports ExecuTorch's exporter
+    if name in ("errors", "executorch"):  # executorch, for delegate authors, imports ExecuTorch's exporter
         return importlib.import_module(f"dimorder.{name}")
     for module, names in _HOMES.items():
         if name in names:

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, install_of
 
 CPP = Path(__file__).with_name("cpp")
 PACKAGE = CPP / "cmake"
@@ -24,7 +24,7 @@ def executorch_package() -> Path:
     raise UnsupportedError(
         "ExecuTorch's CMake package",
         "no installed ExecuTorch",
-        "in dimorder's folder: pip install '.[executorch]'",
+        install_of("executorch"),
     )
 
 

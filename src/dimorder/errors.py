@@ -52,6 +52,16 @@ class StageError(DimorderError):
     """A stage of the pipeline that does not keep its own promise: a mistake in dimorder."""
 
 
+def install_of(*extras: str) -> str:
+    """Return the command that installs dimorder with these extras.
+
+    >>> install_of("executorch", "tosa")
+    "in dimorder's folder: pip install '.[executorch,tosa]'"
+    """
+    what = f"'.[{','.join(extras)}]'" if extras else "."
+    return f"in dimorder's folder: pip install {what}"
+
+
 @contextmanager
 def installed(where: str, install: str) -> Iterator[None]:
     """Raise a missing module as an error of three lines, the last of which is the install command.

@@ -51,8 +51,7 @@ def export(
         raise UsageError("torch.autocast", "it is on, and would change the types of operators", fix)
     if isinstance(model, (str, Path)):
         try:
-            require_sound_archive(model)
-            model = torch.export.load(str(model))
+            model = load_exported(model)
         except Exception as error:
             found, fix = f"not a readable exported program: {error}", "save it again with torch.export.save"
             if not Path(str(model)).is_file():
@@ -76,6 +75,15 @@ def export(
         if proven is None:
             raise not_exported(model, error, dynamic_shapes) from error
         return prepare_branches(proven)
+
+
+def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:
+    """Return the program in a `.pt2` file, as torch.export.load does.
+
+    Raises `ValueError` if the archive is damaged, which torch does not notice. torch may raise anything else.
+    """
+    require_sound_archive(path)
+    return torch.export.load(str(path), extra_files=extra_files)
 
 
 def _no_network(model: object) -> UsageError:

@@ -83,8 +83,7 @@ def write_apart(exported: ExportedProgram) -> ExportedProgram:
         if value.shape != buffer.shape:
             _write_instead(node, aten.expand.default, list(buffer.shape))
         source = node.args[1]
-        is_buffer = source.name in buffers or _is_mutable(source.target)
-        if source in written or is_buffer:
+        if source in written or source.name in buffers or _is_mutable(source.target):
             _write_instead(node, aten.clone.default)
         written.add(node.args[1])
     return replace_parts(exported, graph=graph)

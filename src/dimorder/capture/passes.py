@@ -11,7 +11,6 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dimorder.capture.dynamic import with_dynamic
 from dimorder.capture.functionalize import functionalize
@@ -20,7 +19,7 @@ from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
-from dimorder.graph.nodes import CUTS, VALUE, add_meta, args_of, replace_node, tensor_of
+from dimorder.graph.nodes import CUTS, VALUE, add_meta, are_equal_shapes, args_of, replace_node, tensor_of
 from dimorder.graph.passes import Pass
 from dimorder.graph.prediction import add_predicted
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
@@ -124,9 +123,7 @@ def _are_of_one_shape(node: Node, other: Node) -> bool:
     """Return whether two values have the same shape, at all sizes. A size has none."""
     if not isinstance(node.meta[VALUE], torch.Tensor):
         return False
-    shapes = [tensor_of(each).shape for each in (node, other)]
-    same = (statically_known_true(a == b) for a, b in zip(*shapes, strict=False))
-    return len({len(shape) for shape in shapes}) == 1 and all(same)
+    return are_equal_shapes(tensor_of(node).shape, tensor_of(other).shape)
 
 
 def crop_conv_padding(module: GraphModule) -> None:

@@ -21,7 +21,7 @@ from dimorder.cli.options import (
     output_path,
     report_option,
 )
-from dimorder.errors import UsageError, installed
+from dimorder.errors import UsageError, install_of, installed
 
 EXAMPLES = """\
   dimorder bench torchvision.models:resnet18 --input 1x3x224x224
@@ -159,7 +159,7 @@ def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
 
     threads = torch.get_num_threads() if options.threads is None else options.threads
     old = _read_table(options.output, Times.from_dict)
-    with installed("the kernels of XNNPACK", "in dimorder's folder: pip install '.[executorch]'"):
+    with installed("the kernels of XNNPACK", install_of("executorch")):
         found = kernel_times.measure(family(), threads, progress=progress)
     slower: dict[str, list[float]] = {}
     for kernel, ns in found.measured:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from dimorder import targets
 from dimorder.cli.options import CommandParser
-from dimorder.errors import installed
+from dimorder.errors import install_of, installed
 
 _REQUESTED = "_ARGCOMPLETE"  # set by the shell's function, which runs `dimorder` for the words
 
@@ -20,7 +20,7 @@ def is_requested() -> bool:
 
 def complete(parser: CommandParser) -> None:
     """Answer the shell, and end the process."""
-    with installed("completion in a shell", "in dimorder's folder: pip install '.[completion]'"):
+    with installed("completion in a shell", install_of("completion")):
         import argcomplete
 
     for command in _commands(parser):

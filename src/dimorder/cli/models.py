@@ -24,7 +24,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dimorder.errors import DimorderError, UsageError
-from dimorder.files import require_sound_archive
 from dimorder.text import shape_text
 
 if TYPE_CHECKING:
@@ -236,11 +235,10 @@ def _load_exported(path: str) -> ExportedProgram:
     if not Path(path).is_file():
         found = "a folder" if Path(path).is_dir() else "no such file"
         raise UsageError(f"MODEL {path}", found, "give a .pt2 file, or package.module:factory")
-    import torch
+    from dimorder.capture.export import load_exported
 
     try:
-        require_sound_archive(path)
-        return torch.export.load(path)
+        return load_exported(path)
     except Exception as error:
         raise UsageError(
             f"MODEL {path}",

@@ -23,7 +23,7 @@ from dimorder.cli.options import (
     target_of,
 )
 from dimorder.cli.sizes import symbols
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, install_of
 
 if TYPE_CHECKING:
     from dimorder.executorch.file_graph import FileNode
@@ -107,7 +107,7 @@ def _stock(named: tuple[Any, Any, Any], progress: ProgressLine) -> list[FileNode
     from dimorder.errors import installed
     from dimorder.pipeline.source import read_source
 
-    with installed("ExecuTorch's own lowering", "in dimorder's folder: pip install '.[executorch]'"):
+    with installed("ExecuTorch's own lowering", install_of("executorch")):
         from dimorder.executorch.stock_graph import stock_graph
 
         progress("lowering with ExecuTorch")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dimorder.errors import installed
+from dimorder.errors import install_of, installed
 
 if TYPE_CHECKING:
     from dimorder.executorch.checking import check_file, check_program
@@ -61,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            with installed(f"{__name__}.{name}", "in dimorder's folder: pip install '.[executorch]'"):
+            with installed(f"{__name__}.{name}", install_of("executorch")):
                 globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ import torch
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
-from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
 from dimorder.runtime.kernels import dangers, executorch_version
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
@@ -186,7 +186,7 @@ def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
         raise UnsupportedError(
             f"loading {file}",
             f"no ExecuTorch runtime ({error})",
-            "in dimorder's folder: pip install '.[executorch]'",
+            install_of("executorch"),
         ) from error
     try:
         verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime

@@ -11,7 +11,7 @@ from typing import Any
 
 from model_explorer import Adapter, AdapterMetadata, ModelExplorerGraphs, graph_builder
 
-from dimorder.errors import installed
+from dimorder.errors import install_of, installed
 from dimorder.explorer.graphs import Graph, file_graph
 
 
@@ -31,7 +31,7 @@ class DimorderAdapter(Adapter):  # type: ignore[misc]
         if path.suffix == ".json":
             graphs = [graph for each in json.loads(path.read_text()) for graph in each["graphs"]]
         else:
-            with installed(f"opening {path.name}", "in dimorder's folder: pip install '.[executorch]'"):
+            with installed(f"opening {path.name}", install_of("executorch")):
                 from dimorder.executorch.file_graph import graph_of_file
 
             graphs = [file_graph(graph_of_file(model_path), path.stem)]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 VALUE = "val"  # the results of a call, as tensors without data; torch.export's key
@@ -102,6 +103,12 @@ def piece_of(node: Node, *sizes: int) -> int:
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors among the leaves of a tree, such as the result of a network."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def are_equal_shapes(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two shapes are known to be the same, at all dynamic sizes."""
+    same = (statically_known_true(a == b) for a, b in zip(shape, other, strict=False))
+    return len(shape) == len(other) and all(same)
 
 
 def clone_repeated_tensors(*call: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import nn
 
 from dimorder.clock import Progress, StepPart
 from dimorder.cpu import describe_machine, machine, require_threads, torch_threads
-from dimorder.errors import DimorderError, UnsupportedError, UsageError, installed
+from dimorder.errors import DimorderError, UnsupportedError, UsageError, install_of, installed
 from dimorder.latency.limit import least_seconds, measure_limit
 from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
@@ -313,7 +313,7 @@ def _time(make: Callable[[], T]) -> tuple[T, float]:
 
 def require_charts() -> None:
     """Raise `UnsupportedError` if matplotlib is not installed."""
-    with installed("a chart", "in dimorder's folder: pip install '.[peers]'"):
+    with installed("a chart", install_of("peers")):
         import matplotlib.figure  # noqa: F401
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.cpu import family
+from dimorder.errors import install_of
 from dimorder.graph.nodes import tensors_in
 from dimorder.latency.timing import Invocation
 from dimorder.modules import left_as_it_was
@@ -226,7 +227,7 @@ def _open_litert(given: Given, path: Path) -> Invocation:
     return call
 
 
-_PEERS = "in dimorder's folder: pip install '.[peers]'"
+_PEERS = install_of("peers")
 
 PEERS: Mapping[str, Runtime] = {
     each.name: each
@@ -239,7 +240,7 @@ PEERS: Mapping[str, Runtime] = {
             ".pte",
             ("executorch.kernels.quantized", "executorch.extension.pybindings._C", "dimorder.executorch.pte"),
             ("executorch",),
-            "in dimorder's folder: pip install '.[executorch]'",
+            install_of("executorch"),
         ),
         Runtime("eager", "PyTorch", _open_eager),
         Runtime("eager-channels-last", "PyTorch, channels-last", _open_channels_last),

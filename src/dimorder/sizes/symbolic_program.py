@@ -123,8 +123,9 @@ class SymbolicProgram:
         odd at all of these is also tried at an even size. If a number that the network computes from sizes is
         the same at all points and specializations, a point where it differs is added.
         """
-        (smallest, *corners), named = self.corners, self.specialization_points()[:1]
-        points = [smallest, *(point for point in named if point not in self.corners), *corners, self.middle]
+        (smallest, *corners), planned = self.corners, self.specialization_points()
+        named = [point for point in planned[:1] if point not in self.corners]
+        points = [smallest, *named, *corners, self.middle]
         even = {
             symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
             for symbol in self.symbols
@@ -134,7 +135,7 @@ class SymbolicProgram:
         }
         points += [{**self.middle, **even}] if even else []
         for number in self._numbers:
-            if len({self.size_at(number, point) for point in (*points, *self.specialization_points())}) == 1:
+            if len({self.size_at(number, point) for point in (*points, *planned)}) == 1:
                 points += itertools.islice(self._where_else(number, points[0]), 1)
         return points
 

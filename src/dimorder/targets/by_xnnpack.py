@@ -12,6 +12,7 @@ from torch.fx import Graph
 
 from dimorder.capture.rewrite_linears import LinearLimits
 from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.errors import install_of
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.contraction import few_features_first, has_two_dynamic_rows
 from dimorder.ops.convolution import depthwise_in_parts
@@ -66,7 +67,7 @@ def _quantizer(is_dynamic: bool) -> Any:
     return pattern_quantizer(is_dynamic=is_dynamic)
 
 
-_INSTALL = "in dimorder's folder: pip install '.[executorch]'"
+_INSTALL = install_of("executorch")
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "int8": Recipe(partial(_quantizer, False), _INSTALL),

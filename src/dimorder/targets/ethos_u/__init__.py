@@ -5,6 +5,7 @@ Each is target tosa, whose graph of integers Vela compiles. ExecuTorch's Ethos-U
 
 from __future__ import annotations
 
+from dimorder.errors import install_of
 from dimorder.targets.target_info import COUNTED, TargetInfo
 from dimorder.targets.tosa import RECIPES
 
@@ -58,7 +59,7 @@ def info(accelerator: str) -> TargetInfo:
         ".pte",
         f"an ExecuTorch program for Arm's {family} with {macs(accelerator)} MACs a cycle, "
         "of a quantised network",
-        "in dimorder's folder: pip install '.[executorch,tosa]'",
+        install_of("executorch", "tosa"),
         f"dimorder.targets.ethos_u.target:{accelerator.upper().replace('-', '_')}",
         family="ethos-u…",
         objectives={

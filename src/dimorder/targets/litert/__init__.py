@@ -5,12 +5,13 @@ Writing, running and reading a file need ai-edge-litert, and import it when call
 
 from __future__ import annotations
 
+from dimorder.errors import install_of
 from dimorder.targets.target_info import XNNPACK_RECIPES, TargetInfo
 
 INFO = TargetInfo(
     ".tflite",
     "a .tflite for LiteRT on phones, its contract inside",
-    "in dimorder's folder: pip install '.[litert]'",
+    install_of("litert"),
     "dimorder.targets.litert.target:TARGET",
     kind="a .tflite file",
     begins=(4, b"TFL3"),

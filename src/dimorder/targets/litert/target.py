@@ -150,10 +150,10 @@ def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
 
 def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], graph: Graph) -> Capabilities:
     """Return the capabilities for a captured graph in which these sizes are dynamic."""
-    found = {target: graph.find_nodes(op="call_function", target=target) for target in (SLICE, FLIP)}
-    if any(is_uneven(node) and args_of(node)[4] != 1 for node in found[SLICE]):
+    slices, flips = (graph.find_nodes(op="call_function", target=target) for target in (SLICE, FLIP))
+    if any(is_uneven(node) and args_of(node)[4] != 1 for node in slices):
         table = with_moves(table, SLICE)
-    flips = [node for node in found[FLIP] if len(shape_of(node)) <= MAX_SLICED]
+    flips = [node for node in flips if len(shape_of(node)) <= MAX_SLICED]
     if any(shape_of(node)[dim] in varying for node in flips for dim in args_of(node)[1]):
         table = with_moves(table, FLIP)
     fitting = replace(capabilities, computes=table.supports, at_all_sizes=partial(unfit_sizes, table))

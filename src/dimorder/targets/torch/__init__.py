@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dimorder.errors import install_of
 from dimorder.targets.target_info import TargetInfo
 
 INFO = TargetInfo(
     ".pt2",
     "the program in plain ATen, for any device of torch and for torch.compile",
-    "in dimorder's folder: pip install .",
+    install_of(),
     "dimorder.targets.torch.target:TARGET",
 )

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.capture.export import load_exported
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
-from dimorder.files import require_sound_archive
 from dimorder.graph.exported import ProgramRun
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.attention import FUSED_ATTENTION
@@ -67,8 +67,7 @@ def load(file: Path) -> tuple[Contract, Run]:
         raise UsageError(f"loading {file}", "no such file", "give the path of a .pt2 file")
     extra = {CONTRACT_METHOD: ""}
     try:
-        require_sound_archive(file)
-        program = torch.export.load(file, extra_files=extra)
+        program = load_exported(file, extra)
     # For damaged bytes it may raise anything: RuntimeError, BadZipFile, KeyError, UnpicklingError ...
     except Exception as error:
         found = " ".join(str(error).split())[:200]

@@ -5,6 +5,7 @@ Writing, running and reading a graph (`graph.py`) need tosa-tools, and import it
 
 from __future__ import annotations
 
+from dimorder.errors import install_of
 from dimorder.targets.target_info import TargetInfo
 
 RECIPES = {
@@ -14,7 +15,7 @@ RECIPES = {
 INFO = TargetInfo(
     ".tosa",
     "a TOSA 1.0 graph for NPUs, its contract in a second file",
-    "in dimorder's folder: pip install '.[tosa]'",
+    install_of("tosa"),
     "dimorder.targets.tosa.target:TARGET",
     kind="a .tosa graph",
     begins=(4, b"TOSA"),

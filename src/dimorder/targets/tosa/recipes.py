@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from dimorder.errors import install_of
 from dimorder.targets.base import Recipe
 
 _PROFILES = {8: "TOSA-1.0+INT", 16: "TOSA-1.0+INT+int16"}
@@ -14,7 +15,7 @@ _PROFILES = {8: "TOSA-1.0+INT", 16: "TOSA-1.0+INT+int16"}
 
 def recipes_of(quantizer: Callable[[int], Any]) -> Mapping[str, Recipe]:
     """Return the recipes of one of Arm's quantizers, which `quantizer` makes for a number of bits."""
-    install = "in dimorder's folder: pip install '.[executorch,tosa]'"
+    install = install_of("executorch", "tosa")
     return MappingProxyType(
         {
             name: Recipe(partial(_configured, quantizer, bits), install, in_parts=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dimorder.errors import install_of
 from dimorder.targets.target_info import COUNTED, XNNPACK_RECIPES, TargetInfo
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 INFO = TargetInfo(
     ".pte",
     "an ExecuTorch program whose operators XNNPACK computes, for phones and CPUs",
-    "in dimorder's folder: pip install '.[executorch]'",
+    install_of("executorch"),
     "dimorder.targets.xnnpack.target:TARGET",
     kind="a .pte program",
     begins=(4, b"ET"),

@@ -12,11 +12,11 @@ import torch
 from executorch.exir.dialects._ops import ops
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from dimorder.capture.state import left_in_state
 from dimorder.graph.exported import state_of
+from dimorder.graph.nodes import are_equal_shapes
 from dimorder.graph.prediction import computed_before
 
 aten = ops.edge.aten
@@ -66,10 +66,7 @@ def _dimension_of_rows(node: Node) -> int | None:
     if places.dim() != 1 or places.dtype not in (torch.int32, torch.int64):
         return None
     shape[dim] = places.shape[0]
-    if len(written.shape) != len(shape):
-        return None
-    same = (statically_known_true(a == b) for a, b in zip(written.shape, shape, strict=True))
-    return dim if all(same) else None
+    return dim if are_equal_shapes(written.shape, shape) else None
 
 
 def _counted_from_first(node: Node, index: Node, size: int) -> Node:

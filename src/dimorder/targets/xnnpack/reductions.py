@@ -126,22 +126,18 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
     )
-    # XNNPACK computes at least 16 columns of a matmul, of which one counts. 56²×64 takes 1,460 µs as one
-    # matmul with ones, and 85 µs first over pixels and then over channels.
-    is_many = is_fixed([size]) and size > MOST_IN_A_SUM
-    if inner == 1 and size != x.shape[last] and is_many and x.integer_type is None:
-        y = mean_over_space(w, w.reshape(x, (outer, size // x.shape[last], 1, x.shape[last])))
-        y = times(w, y, 1 if mean else size // x.shape[last])
+    if inner == 1 and is_fixed([size]) and size > MOST_IN_A_SUM and x.integer_type is None:
+        # XNNPACK computes at least 16 columns of a matmul, of which one counts. 56²×64 takes 1,460 µs as one
+        # matmul with ones, and 85 µs first over pixels and then over channels.
+        y, rows, columns = x, size // x.shape[last], x.shape[last]
+        if rows == 1:
+            rows, columns = rows_of_a_sum(size)
+            y = pad(w, w.reshape(x, (outer, size)), (0, 0), (0, rows * columns - size), 0)
+        y = mean_over_space(w, w.reshape(y, (outer, rows, 1, columns)))
+        y = times(w, y, rows * columns / size if mean else rows)
         left = {d for d in dims if d < first} | {first}
-        return _reduced(w, w.reshape(y, (*x.shape[:first], x.shape[last])), left, mean)
-    if inner == 1 and is_many and x.integer_type is None:  # one long sum would round each of its steps
-        rows, columns = rows_of_a_sum(size)
-        x = pad(w, w.reshape(x, (outer, size)), (0, 0), (0, rows * columns - size), 0)
-        y = mean_over_space(w, w.reshape(x, (outer, rows, 1, columns)))
-        y = full(
-            w, w.reshape(y, (outer, columns)), _equal_weights(w, columns, rows / size if mean else rows), None
-        )
-    elif inner == 1:
+        return _reduced(w, w.reshape(y, (*x.shape[:first], columns)), left, mean)
+    if inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
         y = full(w, x, _shares(w, size, mean), None)
@@ -168,11 +164,8 @@ def _shares(w: XnnBuilder, size: int, mean: bool) -> XnnValue:
     if not mean and not is_fixed([size]):
         return w.ones((1, size))
     w.require_fixed([size], "a mean over that many elements")
-    return _equal_weights(w, size, 1 / size if mean else 1)
-
-
-def _equal_weights(w: XnnBuilder, size: int, weight: float) -> XnnValue:
-    return w.constant(Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(float(weight))))
+    ones = torch.ones(1, size, dtype=torch.int8)
+    return w.constant(Scaled.of(ones, torch.tensor(1 / size if mean else 1.0)))
 
 
 def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
