@@ -37,10 +37,10 @@ def test_a_size_is_tried_at_which_a_number_is_another_one() -> None:
         """Twice as large where the last place of a page of 40 is taken."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * (1 + (x.shape[1] % 40) // 39)
+            return x.round().int() * (1 + (x.shape[1] % 40) // 39)
 
     dims = ({1: Dim("L", min=3, max=44)},)
-    with pytest.raises(VerificationError, match="at L = 39"):
+    with pytest.raises(VerificationError, match="differs from PyTorch"):
         dimorder.lower(Paged(), (torch.randn(2, 9),), dynamic_shapes=dims)
 
 

@@ -232,6 +232,8 @@ def _normal_form(
                 constants[node.name] = env[node]
             if node.name in slices:
                 sliced[node] = slices[node.name].write(tracer, node)
+            elif target is SLICE_CONSTANT:
+                sliced[node] = tracer.emit(target, tracer.as_node(args[0]), *args[1:])
     left = left_in_state(exported)
     results: Any = exported.graph.output_node().args[0][len(left) :]
     fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}

@@ -206,7 +206,7 @@ class Call:
         """Return the constant at `position` of the operands, re-laid, with one dimension per group."""
         source, tensor = self.site.sources[position], self.tensors[position]
         axes = token_axes(tensor, self.relation)
-        order = [axis for token in self.arrangement.tokens for axis in axes.get(token, ())]
+        order = [axis for group in groups for token in group for axis in axes.get(token, ())]
         relaid = self.b.value_of(source).reshape(tensor.sizes).permute(order)
         shape = [math.prod(tensor.sizes[a] for t in group for a in axes.get(t, ())) for group in groups]
         return self.b.constant(str(source.target), relaid.reshape(shape))

@@ -20,7 +20,7 @@ from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
 from dimorder.ops.moves import squeeze, unsqueeze, view
 from dimorder.ops.operator import Implementation, Operator, spelling
-from dimorder.ops.relation import Relation, Token, broadcast_dims, is_named, relate_cut
+from dimorder.ops.relation import Relation, Token, broadcast_dims, is_named, relate_cut, token_axes
 
 aten = torch.ops.aten
 
@@ -229,11 +229,16 @@ def _has_even_step(node: torch.fx.Node) -> bool:
 
 
 def _lower_slice_of_constant(c: Call) -> None:
-    """Lower to one physical dimension per axis: an axis merged with the dynamic one would vary with it."""
-    groups = [[token] for token in c.arrangement.tokens]
-    (cut,) = c.labelled("cut")
+    """Lower to one physical dimension per axis: an axis merged with the dynamic one would vary with it.
+
+    A slice of one element has no axis there; the constant's own comes first.
+    """
+    axes, tokens = token_axes(c.tensors[0], c.relation), list(c.arrangement.tokens)
+    (cut,) = (token for token in axes if is_named(token, "cut"))
+    groups = [[token] for token in (tokens if cut in tokens else [cut, *tokens])]
     (constant,) = c.all_operands(groups)
-    c.give(c.b.call(c.target, constant, groups.index([cut]), *args_of(c.node)[2:]), groups)
+    result = c.b.call(c.target, constant, groups.index([cut]), *args_of(c.node)[2:])
+    c.give(result, [[token for token in group if token in tokens] for group in groups])
 
 
 def _lower_pad(c: Call) -> None:

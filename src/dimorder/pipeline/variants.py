@@ -18,6 +18,7 @@ from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integer_boundary import Types, boundary_types, set_boundary_types
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.capture.slice_by_range import slice_by_range
+from dimorder.capture.tabulate_numbers import tabulate_numbers
 from dimorder.clock import Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
@@ -175,7 +176,7 @@ def _capture_specializations(
         taken = frozenset[int]().union(*varying)
         sizes = sizes.rewritten(partial(decompose_dynamic_resize, limits=limits, taken=taken))
     sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
-    sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool)
+    sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool).rewritten(tabulate_numbers)
     require_slice_lengths(sizes)
     return capture_specializations(
         points, sizes.corners[-1], partial(_capture_point, sizes, target), progress

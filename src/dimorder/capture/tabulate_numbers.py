@@ -1,0 +1,116 @@
+"""Write numbers that a network computes from dynamic sizes as slices of a constant: entries of a table.
+
+A network may divide by its number of tokens, or scale by `n ** -0.5`. Such a number is another constant at
+each size. It depends on one integer, and the table has an entry for each value of this integer.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Node, map_arg
+
+from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.nodes import VALUE, args_of, call_before, replace_named, set_value, tensor_of
+from dimorder.graph.prediction import computed_before
+from dimorder.graph.tracing import at_least, at_most
+from dimorder.ops.dialect import SLICE_CONSTANT
+
+aten = torch.ops.aten
+
+_MOST = 2**16  # entries of a table
+_ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor, aten.div.Tensor)
+_FLOATS = (torch.float32, torch.float64)  # beside a half, torch does not round a number to a half
+
+
+def tabulate_numbers(exported: ExportedProgram) -> ExportedProgram:
+    """Write each number from sizes that scales or shifts floats as an entry of a table.
+
+    >>> class Scaled(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x * x.shape[1] ** -0.5
+    >>> length = torch.export.Dim("N", min=4, max=40)
+    >>> exported = torch.export.export(Scaled(), (torch.ones(2, 9),), dynamic_shapes=({1: length},))
+    >>> [len(table) for table in tabulate_numbers(exported).state_dict.values()]
+    [37]
+    """
+    if not any(_integer_of(node) for node in exported.graph.nodes):
+        return exported
+    graph, state, specs = copy_graph(exported.graph), dict(exported.state_dict), list[InputSpec]()
+    first = next(iter(graph.nodes))
+    for node in list(graph.nodes):
+        integer = _integer_of(node)
+        if integer is None:
+            continue
+        x, number = args_of(node)
+        table, name = _table(number, integer, tensor_of(node).dtype), f"table_of_{node.name}"
+        with graph.inserting_before(first):
+            constant = set_value(graph.placeholder(name), tensor_of(node).new_empty(table.shape))
+        specs.append(InputSpec(InputKind.BUFFER, TensorArgument(constant.name), name, persistent=True))
+        state[name] = table
+        place = computed_before(node, operator.sub, integer, at_least(integer.meta[VALUE]))
+        end = computed_before(node, operator.add, place, 1)
+        entry = computed_before(node, SLICE_CONSTANT, constant, 0, place, end)
+        if node.target is aten.rsub.Scalar:
+            replace_named(node, call_before(node, aten.sub.Tensor, (entry, x), value=node.meta[VALUE]))
+        else:
+            node.update_arg(1, entry)
+    graph.eliminate_dead_code()
+    signature = copy.copy(exported.graph_signature)
+    signature.input_specs = [*specs, *signature.input_specs]
+    return replace_parts(exported, graph=graph, graph_signature=signature, state_dict=state)
+
+
+def _integer_of(node: Node) -> Node | None:
+    """Return the integer that decides the number which a call reads; None if a table does not replace it."""
+    if node.target not in _ARITHMETIC or node.kwargs or len(node.args) != 2:
+        return None
+    x, number = args_of(node)
+    if not all(isinstance(each, Node) for each in (x, number)):
+        return None
+    value = x.meta[VALUE]
+    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or not value.dim():
+        return None
+    integers = _integers(number)
+    while len(integers) == 1:
+        (found,) = integers
+        integers = set[Node]().union(*map(_integers, found.all_input_nodes))
+        if len(integers) != 1:
+            entries = at_most(found.meta[VALUE]) - at_least(found.meta[VALUE]) + 1
+            return found if entries <= _MOST else None
+    return None
+
+
+def _integers(number: Node) -> set[Node]:
+    """Return the integers from which a number is computed; none for a tensor."""
+    if isinstance(number.meta.get(VALUE), torch.SymFloat):
+        return set[Node]().union(*map(_integers, number.all_input_nodes))
+    return {number} if isinstance(number.meta.get(VALUE), torch.SymInt) else set()
+
+
+def _table(number: Node, integer: Node, dtype: torch.dtype) -> torch.Tensor:
+    """Return a number at each value of the integer that decides it; NaN where Python has no such number."""
+    size = integer.meta[VALUE]
+    entries = [_entry(number, {integer: value}) for value in range(at_least(size), at_most(size) + 1)]
+    return torch.tensor(entries, dtype=dtype)
+
+
+def _entry(number: Node, known: Mapping[Node, int]) -> float:
+    try:
+        return float(_evaluated(number, known))
+    except (ArithmeticError, TypeError):  # a division by zero, a complex root
+        return math.nan
+
+
+def _evaluated(number: Node, known: Mapping[Node, int]) -> Any:
+    if number in known:
+        return known[number]
+    target: Any = number.target
+    return target(*map_arg(number.args, lambda node: _evaluated(node, known)))
