@@ -205,7 +205,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "an adaptive max-pool with indices": (
         lambda m, x: list(F.adaptive_max_pool2d(x, (3, 5), return_indices=True)), [X],
         counted(
-            max_pool2d=1, slice=6, reshape=4, cat=1, argmax=1, div=2, mul=4, sub=2, add=2
+            max_pool2d=1, slice=6, reshape=4, cat=1, argmax=1, div=1, mul=2, sub=1, add=3
         ),
     ),
     "adaptive pools that do not divide": (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.export import Dim
 
 import dimorder
@@ -31,7 +33,16 @@ PICKS: dict[str, Pick] = {
         scores.unflatten(1, (320, 7)).argmax(2, True).flatten(1)
     ),
     "min": lambda scores: scores.unflatten(1, (320, 7)).min(2).indices,
+    "pool": lambda scores: _pooled(F.max_pool2d, scores, (40, 56), (2, 3), 2, (1, 0), (1, 2)),
+    "pool in three dimensions": lambda scores: _pooled(F.max_pool3d, scores, (5, 8, 56), (1, 2, 3), 2),
+    "adaptive pool": lambda scores: _pooled(F.adaptive_max_pool2d, scores, (40, 56), (9, 28)),
 }
+
+
+def _pooled(pool: Any, scores: Tensor, plane: Sequence[int], *windows: Any) -> Tensor:
+    """Return the places of the largest scores of windows in a plane."""
+    places: Tensor = pool(scores.unflatten(1, (1, *plane)), *windows, return_indices=True)[1]
+    return places.flatten(1)
 
 
 class Picks(nn.Module):
@@ -98,6 +109,18 @@ def test_a_place_is_not_selected_twice() -> None:
         case.trial.compare_selected(twice, case.selections, "the program")
 
 
+@pytest.mark.parametrize("name", ["pool", "pool in three dimensions", "adaptive pool"])
+def test_a_pool_selects_in_its_window(name: str) -> None:
+    case = Case(PICKS[name], 1e3)
+
+    def elsewhere(inputs: Sequence[Tensor]) -> list[Tensor]:
+        pixels, places = case.run(inputs)
+        return [pixels, torch.zeros_like(places)]
+
+    with pytest.raises(VerificationError, match="it selects a place outside of the window"):
+        case.trial.compare_selected(elsewhere, case.selections, "the program")
+
+
 def test_what_is_computed_from_a_selection_is_compared() -> None:
     case = Case(PICKS["topk"], 1e5)
 
@@ -109,10 +132,11 @@ def test_what_is_computed_from_a_selection_is_compared() -> None:
         case.trial.compare_selected(wrong, case.selections, "the program")
 
 
+@pytest.mark.parametrize("name", ["topk", "pool"])
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
-def test_a_network_that_selects_is_lowered(target: str) -> None:
+def test_a_network_that_selects_is_lowered(target: str, name: str) -> None:
     require_runtime(target)
-    lowered = dimorder.lower(Picks(PICKS["topk"], 1e5).eval(), (X,), target=target)
+    lowered = dimorder.lower(Picks(PICKS[name], 1e5).eval(), (X,), target=target)
     assert lowered.max_rel_error == 0
 
 

@@ -67,19 +67,19 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
     places = itertools.product(*map(range, windows[0]))
     rows = [unsqueeze(n, _tap(n, x, first, tap, windows), -1) for tap in places]
     index = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
-    # place = corner of the window + sum over dimensions of (tap's place there · dilation · later sizes)
+    # place = sum over dimensions of (the window's begin there + the tap's number · dilation) · later sizes
     place, rest, following = None, index, 1
-    corner = torch.zeros(tuple(size), dtype=torch.int64)
     for d in reversed(range(rank)):
         taps, step, before, apart = (window[d] for window in windows)
-        along = torch.arange(size[d]) * step - before
-        corner += (along * following).reshape([-1 if i == d else 1 for i in range(rank)])
-        more = n.write(aten.div.Tensor_mode, rest, taps, rounding_mode="trunc")
-        tap = n.write(aten.sub.Tensor, rest, n.write(aten.mul.Tensor, more, taps))
-        part = n.write(aten.mul.Tensor, tap, apart * following)
+        begin = (torch.arange(size[d]) * step - before).reshape([-1 if i == d else 1 for i in range(rank)])
+        more = n.write(aten.div.Tensor_mode, rest, taps, rounding_mode="trunc") if d else None
+        tap = n.write(aten.sub.Tensor, rest, n.write(aten.mul.Tensor, more, taps)) if d else rest
+        tap = n.write(aten.mul.Tensor, tap, apart) if apart != 1 else tap
+        part = n.write(aten.add.Tensor, tap, begin)
+        part = n.write(aten.mul.Tensor, part, following) if d < rank - 1 else part
         place = part if place is None else n.write(aten.add.Tensor, place, part)
         rest, following = more, following * old[d]
-    return n.write(aten.add.Tensor, place, corner)
+    return place
 
 
 def _tap(n: Tracer, x: Value, first: int, tap: Sequence[int], windows: Sequence[Sequence[int]]) -> Value:

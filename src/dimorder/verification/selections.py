@@ -38,10 +38,20 @@ aten = torch.ops.aten
 Numerics: TypeAlias = "Callable[[GraphModule], GraphRun]"
 Compute: TypeAlias = "Callable[[Sequence[Tensor]], list[Tensor]]"
 
+# Pools that return the largest element of each window first, then its place in its plane; by rank of a plane.
+_POOLS: Mapping[Any, int] = MappingProxyType(
+    {
+        aten.max_pool2d_with_indices.default: 2,
+        aten.max_pool3d_with_indices.default: 3,
+        aten.adaptive_max_pool2d.default: 2,
+        aten.adaptive_max_pool3d.default: 3,
+    }
+)
 # Operators that return places of a dimension, and which of their results the places are. None is the result
 # itself; the others return the scores first.
 _PLACES: Mapping[Any, int | None] = MappingProxyType(
     {
+        **dict.fromkeys(_POOLS, 1),
         aten.topk.default: 1,
         aten.sort.default: 1,
         aten.sort.stable: 1,
@@ -244,12 +254,17 @@ class _FollowingRun(GraphRun):
 
     def _with_places(self, node: Node, given: Mapping[str, Any], own: Tensor, places: Tensor) -> Any:
         """Return the result of a call with the places that the program selects, if these are the best."""
-        scores, dim = given["self"], given["dim"]
-        if dim is None:
+        scores, dim = given["self"], given.get("dim")
+        if node.target in _POOLS:
+            rank = _POOLS[node.target]
+            _require_in_windows(node, given, places, scores.shape[-rank:])
+            scores, dim, rows = scores.flatten(-rank), -1, places.flatten(-rank)
+        elif dim is None:
             scores, dim, rows = scores.flatten(), 0, places.reshape(1)
         else:
             rows = places if given.get("keepdim", True) else places.unsqueeze(dim)
-        _require_places(node, rows, dim, scores.shape[dim])
+        if node.target not in _POOLS:
+            _require_places(node, rows, dim, scores.shape[dim])
         chosen = scores.gather(dim, rows)
         if self.tolerance is not None:
             pair = chosen, scores.gather(dim, own.reshape(rows.shape))
@@ -264,6 +279,32 @@ def _require_places(node: Node, rows: Tensor, dim: int, size: int) -> None:
     ordered = rows.sort(dim).values
     if not bool(((rows >= 0) & (rows < size)).all()) or bool((ordered.diff(dim=dim) == 0).any()):
         raise _wrong(node, f"it selects a place twice, or none of the {size} places")
+
+
+def _require_in_windows(node: Node, given: Mapping[str, Any], places: Tensor, plane: Sequence[int]) -> None:
+    """Check that each place of a pool's result lies in its window."""
+    rank, rest = len(plane), places
+    for dim in reversed(range(rank)):
+        at, rest = rest % plane[dim], rest // plane[dim]
+        old, new = plane[dim], places.shape[dim - rank]
+        number = torch.arange(new).reshape(-1, *[1] * (rank - 1 - dim))
+        if "output_size" in given:
+            begin, end, apart = number * old // new, -(-(number + 1) * old // new), 1
+        else:
+            taps, padding, apart = (
+                _along(given[name], dim) for name in ("kernel_size", "padding", "dilation")
+            )
+            begin = number * _along(given["stride"] or given["kernel_size"], dim) - padding
+            end = begin + (taps - 1) * apart + 1
+        if not bool(((begin <= at) & (at < end) & ((at - begin) % apart == 0)).all()):
+            raise _wrong(node, "it selects a place outside of the window")
+    if bool((rest != 0).any()):
+        raise _wrong(node, "it selects a place outside of the plane")
+
+
+def _along(sizes: Any, dim: int) -> int:
+    """Return the size of a pool in one dimension, of those that are given."""
+    return int(sizes if isinstance(sizes, int) else sizes[dim % len(sizes)])
 
 
 def _require_steps(
