@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.export import Dim
+from torch.nn import functional as F
 
 import dimorder
 from dimorder.errors import VerificationError
