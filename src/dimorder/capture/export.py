@@ -20,6 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
 from dimorder.capture.keep_dynamic import KeepDynamic
+from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.refusals import not_exported, refuse_gradients
 from dimorder.errors import UnsupportedError, UsageError
@@ -67,14 +68,22 @@ def export(
         raise UnsupportedError("the network", "TorchScript, which torch.export cannot read", fix)
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
-        return prepare_branches(_exported(model, args, kwargs, dynamic_shapes))
+        program = _exported(model, args, kwargs, dynamic_shapes)
+        if any(node.target in _READS for node in program.graph.nodes):
+            program = _by_constants(model, args, kwargs, dynamic_shapes) or program
     except UnsupportedError:
         raise
     except Exception as error:
-        proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
-        if proven is None:
+        known = _by_constants(model, args, kwargs, dynamic_shapes)
+        if known is None and dynamic_shapes is not None:
+            known = _with_assertions(model, args, kwargs, dynamic_shapes)
+        if known is None:
             raise not_exported(model, error, dynamic_shapes) from error
-        return prepare_branches(proven)
+        program = known
+    return prepare_branches(program)
+
+
+_READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
 
 
 def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:
@@ -125,6 +134,23 @@ def _forget_conds() -> None:
     for code in torch.cond.__code__.co_consts:
         if isinstance(code, CodeType):
             torch._dynamo.reset_code(code)  # type: ignore[attr-defined]
+
+
+def _by_constants(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """Export a module in which Python decides by constants; None if that does not suffice.
+
+    Raises:
+        UnsupportedError: Python decides by a buffer that the network writes.
+    """
+    try:
+        with KnownConstants(model) as known:
+            program = _exported(model, args, kwargs, dynamic_shapes)
+    except Exception:  # the first attempt's error explains it better
+        return None
+    known.refuse_state()
+    return program
 
 
 def _with_assertions(

@@ -1,0 +1,120 @@
+"""Networks in which Python decides by elements: of constants, of what it writes, or of an input.
+
+They are in a file of their own, whose assertions pytest does not rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Deciding(nn.Module):
+    """A network that decides by a function of itself and its input."""
+
+    def __init__(self, forward: Callable[[Deciding, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(5, 7)
+        self.register_buffer("is_ready", torch.tensor([True]))
+        self.register_buffer("count", torch.tensor(3))
+        self.sizes = torch.tensor([4, 2])  # no buffer
+        self.function = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def by_flag(net: Deciding, x: Tensor) -> Tensor:
+    return net.linear(x) if net.is_ready else x
+
+
+def by_list(net: Deciding, x: Tensor) -> Tensor:
+    y: Tensor = net.linear(x)
+    return y.sum(torch.arange(1, x.dim()).tolist())
+
+
+def by_attribute(net: Deciding, x: Tensor) -> Tensor:
+    return torch.cat([net.linear(x)] * int(net.sizes.max()))
+
+
+def by_number(net: Deciding, x: Tensor) -> Tensor:
+    y: Tensor = net.linear(x) * net.linear.weight.abs().max().item()
+    return y + float(net.linear.bias[2])
+
+
+def by_elements_written(net: Deciding, x: Tensor) -> Tensor:
+    marks = torch.zeros(3)
+    marks[1] = 2
+    marks.mul_(net.count)
+    return net.linear(x) if marks.max() > 5 else x
+
+
+def by_copy_written(net: Deciding, x: Tensor) -> Tensor:
+    count = net.count.clone()
+    count += 1
+    return net.linear(x) if count > 3 else x
+
+
+def by_window(net: Deciding, x: Tensor) -> Tensor:
+    envelope = torch.hann_window(8, periodic=False)[1:-1].square().expand(1, 3, -1).sum(1)
+    assert (envelope > 1e-3).all()
+    y: Tensor = net.linear(x) / envelope.mean()
+    return y
+
+
+def checked(net: Deciding, x: Tensor) -> Tensor:
+    y = F.pad(x, (1, 2))
+    assert (y[..., 1:6] == x).all(), "padded"
+    assert not y.isnan().any()
+    if y.isinf().any():
+        raise ValueError(f"infinite numbers among {y.shape}")
+    return net.linear(y[..., 2:7])
+
+
+def by_input(net: Deciding, x: Tensor) -> Tensor:
+    return net.linear(x) if x.sum() > 0 else x
+
+
+def by_input_written(net: Deciding, x: Tensor) -> Tensor:
+    marks = torch.zeros(3)
+    first = marks[:1]
+    marks[0] = x.sum()
+    return net.linear(x) if first > 0 else x
+
+
+def by_chance(net: Deciding, x: Tensor) -> Tensor:
+    return net.linear(x) if torch.rand(3).sum() > 1.5 else x
+
+
+def by_negation(net: Deciding, x: Tensor) -> Tensor:
+    is_small = not x.sum() > 0
+    return net.linear(x) * is_small
+
+
+def by_state(net: Deciding, x: Tensor) -> Tensor:
+    net.count += 1
+    return net.linear(x) if net.count < 6 else x
+
+
+def by_state_of_a_view(net: Deciding, x: Tensor) -> Tensor:
+    y = net.linear(x) if net.count < 6 else x
+    net.count.view(1).add_(1)
+    return y
+
+
+DECIDED = (
+    by_flag,
+    by_list,
+    by_attribute,
+    by_number,
+    by_elements_written,
+    by_copy_written,
+    by_window,
+    checked,
+)
+REFUSED = (by_input, by_input_written, by_chance, by_negation)
+STATES = (by_state, by_state_of_a_view)
