@@ -101,6 +101,9 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "slice_scatter to the end": case(lambda m, x, y: torch.slice_scatter(x, y, 3, 3), X, (2, 6, 5, 4)),
         "slice_scatter, all": case(lambda m, x, y: torch.slice_scatter(x, y, 2), X, X),
         "slice_scatter, step": case(lambda m, x, y: torch.slice_scatter(x, y, 1, 1, 6, 2), X, (2, 3, 5, 7)),
+        "slice_scatter, step, into a constant": unary(
+            lambda x: torch.slice_scatter(torch.ones_like(x), x[:, 1::2], 1, 0, None, 2), *X
+        ),
         "select_scatter": case(lambda m, x, y: torch.select_scatter(x, y, -2, -3), X, (2, 6, 7)),
         "copy of another shape": case(lambda m, x, y: torch.ops.aten.copy(x, y) + 1, X, (5, 1)),
         "copy of another type": case(lambda m, x, y: torch.ops.aten.copy(x, y.double()) + 1, X, X),

@@ -31,6 +31,8 @@ aten = torch.ops.aten
 def slice_(
     n: Tracer, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
+    if isinstance(x, torch.Tensor):
+        return n.write(aten.slice.Tensor, x, dim, start, end, step)
     shape = shape_of(x)
     dim = dim % len(shape)
     begin, stop, step = slice(start, end, step).indices(shape[dim])
