@@ -220,8 +220,8 @@ class Float64Run(GraphRun):
         if special is not None:
             return special(**bound(target, args, kwargs))
         effect = elements_of(target)
-        if effect is Elements.GATHERS:  # of a table, which may be large, only what is read is widened
-            return _wide(super().call(target, args, kwargs))
+        if effect is Elements.GATHERS:
+            return _gathered(super().call, target, args, kwargs)
         if effect is not Elements.RELABELS:
             # a relabelled input is still quantised in float32, as in every kernel
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
@@ -346,6 +346,20 @@ def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _gathered(call: Callable[..., Any], target: Any, args: Any, kwargs: Any) -> Any:
+    """Widen what is read of a table, which may be large, and nothing else of it.
+
+    A table of integers gives what `Scaled.in_float64` would. One rounding less or more decides how halves are
+    rounded, and rows of a table of integers have such halves.
+    """
+    table, *places = args
+    if not isinstance(table, Scaled) or table.integers.per_channel() is None:
+        return _wide(call(target, args, kwargs))
+    integers, scales = table.integers.values, table.integers.scales
+    real = call(target, (integers, *places), kwargs).double() - table.integers.zero_point
+    return real * call(target, (scales, *places), kwargs).double()
 
 
 def _quantize(
