@@ -266,3 +266,16 @@ def test_an_integer_without_dimensions_keeps_its_type_beside_numbers(kind: torch
         return n * 2, n + 3, 9 - n, torch.add(n, 4, alpha=3), n // 2, n % 3, n * 2.5, n > 2, x * n
 
     compare_lowered(Net(beside_numbers), (torch.tensor(5, dtype=kind), r(2, 3)))
+
+
+def test_integers_of_8_bits_are_joined_at_a_dynamic_size() -> None:
+    """These stand for themselves: no scale belongs to them, as in a cache that the network rounds itself."""
+
+    def join(x: Tensor, kept: Tensor) -> Tensor:
+        rounded = (x * 40).round().clamp(-128, 127).to(torch.int8)
+        return torch.cat([kept, rounded], 2)[:, :, -7:].float() * 0.025
+
+    kept = torch.arange(84, dtype=torch.int8).reshape(1, 3, 7, 4)
+    sizes = {"inputs": ({2: torch.export.Dim("L", min=1, max=5)}, {})}
+    artifact = compare_lowered(Net(join), (r(1, 3, 2, 4), kept), dynamic_shapes=sizes).artifact
+    assert artifact.outside["aten::cat.out"] == 1
