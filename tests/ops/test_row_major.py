@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
             c=nn.Conv2d(6, 4, 3),
         ),
         "topk": unary(lambda x: x.topk(3, 1), *X),
+        "topk, twice": unary(lambda x: (x.topk(3, 1)[1], x.topk(3, 1)[1] + 1), *X),
         "topk, one result": unary(lambda x: x.topk(3, -1)[0], *X),
         "sort": unary(lambda x: x.sort(1), *X),
         "svd": unary(lambda x: torch.linalg.svdvals(x), 2, 5, 7),

@@ -19,7 +19,16 @@ from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
-from dimorder.graph.nodes import CUTS, VALUE, add_meta, are_equal_shapes, args_of, replace_node, tensor_of
+from dimorder.graph.nodes import (
+    CUTS,
+    VALUE,
+    add_meta,
+    are_equal_shapes,
+    args_of,
+    is_getitem,
+    replace_node,
+    tensor_of,
+)
 from dimorder.graph.passes import Pass
 from dimorder.graph.prediction import add_predicted
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
@@ -55,9 +64,10 @@ def merge_common_subexpressions(module: GraphModule) -> None:
     >>> print(*(node.name for node in nodes if node.op == "call_function"))
     slice_tensor relu_default mul_tensor _to_copy_default mul_tensor_1 _to_copy_default_2 mul_tensor_3
     """
-    first: dict[tuple[OpOverload, str], Node] = {}
+    first: dict[tuple[Any, str], Node] = {}
     for node in list(module.graph.nodes):
-        if isinstance(node.target, OpOverload) and not is_random(node.target, node.args, node.kwargs):
+        is_call = isinstance(node.target, OpOverload) or is_getitem(node)
+        if is_call and not is_random(node.target, node.args, node.kwargs):
             known = first.setdefault((node.target, repr((node.args, node.kwargs))), node)
             if known is not node:
                 replace_node(node, known)
