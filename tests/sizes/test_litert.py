@@ -73,6 +73,20 @@ class Turned(nn.Module):
         return torch.cat([x.relu(), x.flip(1).sigmoid()], 2)
 
 
+class Gathered(nn.Module):
+    """The best elements of each row, and elements at computed places of all rows."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        best, places = y.topk(2, 2), y.amax((0, 1)).topk(3)[1]
+        return (
+            y.gather(2, best[1]) * best[0],
+            y[:, :, places],
+            y[:, places, places],
+            y.gather(1, y.argmax(1, True)),
+        )
+
+
 class Cut(nn.Module):
     """Slices from either end of a sequence, and its steps by twos."""
 
@@ -86,6 +100,7 @@ CASES = {
     "enlarged": (Enlarged(), "1x3xHxW", PICTURES[:4], None),
     "a sequence": (Attended(), "NxTx12", LENGTHS, None),
     "slices": (Cut(), "NxTx12", LENGTHS, 1),
+    "gathered": (Gathered(), "NxTx12", LENGTHS, None),
     "turned": (Turned(), "NxTx12", LENGTHS, None),
 }
 

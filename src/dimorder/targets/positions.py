@@ -22,6 +22,7 @@ def flat_positions(
     sizes: Sequence[int],
     indices: Indices[N],
     dtype: torch.dtype,
+    counted: Callable[[Tensor], N],
     from_start: Callable[[View[N] | Tensor, int], N],
     multiply_add: Callable[[N, int, N], N],
 ) -> N:
@@ -35,6 +36,7 @@ def flat_positions(
         sizes: the sizes of the indexed dimensions.
         indices: an index, or None, for each of them.
         dtype: the integers in which the target computes positions.
+        counted: writes the numbers of all elements of a dimension, from 0 on.
         from_start: writes the indices of a dimension of this size, negative ones counted from its start.
         multiply_add: writes x * number + y.
     """
@@ -51,7 +53,7 @@ def flat_positions(
     for dim, (index, length) in enumerate(zip(indices, sizes, strict=True)):
         if index is None:
             after = sum(rank if d in indexed else 1 for d in order[order.index(dim) + 1 :])
-            each = w.constant(torch.arange(length, dtype=dtype).reshape(length, *[1] * after))
+            each = counted(torch.arange(length, dtype=dtype).reshape(length, *[1] * after))
         else:
             each = from_start(index, length)
             each = w.reshape(each, (*each.shape, *[1] * len(behind)))

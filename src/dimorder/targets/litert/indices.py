@@ -41,11 +41,26 @@ def _places(w: LiteRtWriter, sizes: Sequence[int], indices: Indices[LiteRtValue]
     """Return the flat position of each element that `indices` select, in int64."""
 
     def from_start(index: View[LiteRtValue] | Tensor, length: int) -> LiteRtValue:
+        if isinstance(index, Tensor) and _is_counted(index):
+            return counted(index)
         value = cast(w, w.dense(index), I64) if isinstance(index, View) else w.constant(index.to(I64))
         negative = w.elementwise("LESS", value, 0, dtype=BOOL)
         return select(w, negative, add(w, value, length), value)
 
-    return flat_positions(w, sizes, indices, I64, from_start, lambda x, n, y: add(w, mul(w, x, n), y))
+    def counted(index: Tensor) -> LiteRtValue:
+        if not w.varying:
+            return w.constant(index.to(I64))
+        return cast(w, w.reshape(_counted(w, index.numel()), tuple(index.shape)), I64)
+
+    def multiply_add(x: LiteRtValue, n: int, y: LiteRtValue) -> LiteRtValue:
+        return add(w, mul(w, x, n), y)
+
+    return flat_positions(w, sizes, indices, I64, counted, from_start, multiply_add)
+
+
+def _is_counted(index: Tensor) -> bool:
+    """Return whether an index counts the elements of a dimension, as that of a gather does beside its own."""
+    return torch.equal(index.reshape(-1), torch.arange(index.numel(), dtype=index.dtype))
 
 
 def _counted(w: LiteRtWriter, count: int) -> LiteRtValue:

@@ -47,7 +47,10 @@ def _places(w: TosaWriter, sizes: Sequence[int], indices: Indices[TosaValue]) ->
         negative = w.elementwise("GREATER", w.number(0, "INT32"), value, dtype="BOOL")
         return w.elementwise("SELECT", negative, add(w, value, length), value)
 
-    return flat_positions(w, sizes, indices, torch.int32, from_start, lambda x, n, y: add(w, mul(w, x, n), y))
+    def multiply_add(x: TosaValue, n: int, y: TosaValue) -> TosaValue:
+        return add(w, mul(w, x, n), y)
+
+    return flat_positions(w, sizes, indices, torch.int32, w.constant, from_start, multiply_add)
 
 
 # -- rows --------------------------------------------------------------------------------------------------
