@@ -104,6 +104,31 @@ def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) 
             assert relative_error(plain, module(x)) <= 1e-4
 
 
+class Local(nn.Module):
+    """Attends to near places alone, once by a mask of the operator and once by one of scores."""
+
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[2])
+        near = (places - places[:, None]).abs() <= self.reach
+        y = nn.functional.scaled_dot_product_attention(x, x * 0.5, x.cos(), attn_mask=near)
+        return (y @ x.mT).masked_fill(~near, -20.0).softmax(-1) @ x
+
+
+@pytest.mark.parametrize("reach", [4, 17])
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_mask_that_hides_nothing_at_small_sizes_is_a_slice_of_one_that_does(
+    reach: int, target: str
+) -> None:
+    sizes = ({2: Dim("L", min=1, max=40)},)
+    lowered = dimorder.lower(Local(reach), (torch.randn(1, 2, 9, 8),), dynamic_shapes=sizes, target=target)
+    for length in (1, 5, 18, 19, 40):
+        assert max(errors(lowered, Local(reach), torch.randn(1, 2, length, 8))) <= 1e-4
+
+
 def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
     class Lengths(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, may_resize
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
@@ -78,7 +78,7 @@ def _in_matmuls(
             rows = mask.any(-1, keepdim=True)
             seen = None if rows.all() else rows.to(dtype_of(q))
             mask = torch.zeros(mask.shape, dtype=dtype_of(q)).masked_fill(~mask & rows, float("-inf"))
-    if mask is not None and not _hides_nothing(mask, shape_of(scores)):
+    if mask is not None and (may_resize(n.node) or not _hides_nothing(mask, shape_of(scores))):
         scores = n.write(aten.add.Tensor, scores, mask)
     weights = n.write(aten.softmax.int, scores, -1)
     if seen is not None:  # torch returns 0 for a fully masked row

@@ -67,14 +67,17 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
     Returns whether all were replaced.
 
     A constant that is no part of the largest stays unchanged. So does a constant that is equal along each
-    dimension whose size varies.
+    dimension whose size varies, also at the largest sizes: a window may hide nothing at the others.
     """
-    rows = [row for row in zip(*map(_constants, programs), strict=False) if _differ(programs, row)]
+    rows = [row for row in zip(*map(_constants, programs), strict=False) if _may_differ(programs, row)]
     twins = {node.name: largest().constant(node) for node in _constants(largest())} if rows else {}
     found = True
     for row in rows:
-        whole = twins.get(row[0].name)
-        part = _slices([each.constant(node) for each, node in zip(programs, row, strict=True)], whole)
+        tensors, whole = _tensors(programs, row), twins.get(row[0].name)
+        is_known = broadcast_row(tensors) is not None
+        if is_known and (whole is None or broadcast_row([*tensors, whole]) is not None):
+            continue
+        part = _slices(tensors, whole)
         found &= part is not None
         for each, node in zip(programs, row, strict=True):
             if part is not None:
@@ -97,9 +100,15 @@ def _constants(program: Captured) -> Sequence[Node]:
     return program.module.graph.find_nodes(op="get_attr")
 
 
-def _differ(programs: Sequence[Captured], row: Sequence[Node]) -> bool:
-    tensors = [each.constant(node) for each, node in zip(programs, row, strict=True)]
-    return len({node.name for node in row}) == 1 and broadcast_row(tensors) is None
+def _may_differ(programs: Sequence[Captured], row: Sequence[Node]) -> bool:
+    """Return whether a constant of several programs differs between them, if only in its sizes."""
+    tensors = _tensors(programs, row)
+    is_one = len({node.name for node in row}) == 1
+    return is_one and (len({each.shape for each in tensors}) > 1 or broadcast_row(tensors) is None)
+
+
+def _tensors(programs: Sequence[Captured], row: Sequence[Node]) -> list[torch.Tensor]:
+    return [each.constant(node) for each, node in zip(programs, row, strict=True)]
 
 
 def _slices(tensors: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slices | None:

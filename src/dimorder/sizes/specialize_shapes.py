@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import copy_graph, replace_parts
-from dimorder.graph.nodes import RESIZES, VALUE, drop_meta, operator_at, set_meta, set_value
+from dimorder.graph.nodes import RESIZES, VALUE, bound, drop_meta, operator_at, set_meta, set_value
+from dimorder.ops.attention import ATTENTION
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
@@ -198,7 +199,14 @@ def _run(node: Node, known: Mapping[Node, Any], sizes: str) -> Any:
 
 
 def _resizes(node: Node) -> bool:
-    """Return whether a call reads a number computed from sizes, and changes a size of its operand."""
+    """Return whether a call may leave its operand as it is here, and change it at other sizes.
+
+    It reads a number computed from sizes, and changes a size of its operand. Or it is attention with a mask
+    of a dynamic size.
+    """
+    if node.target is ATTENTION:
+        mask = bound(node.target, node.args, node.kwargs)["attn_mask"]
+        return mask is not None and any(isinstance(size, torch.SymInt) for size in mask.meta[VALUE].shape)
     read = [each.meta.get(VALUE) for each in node.all_input_nodes]
     shapes = [list(value.shape) for value in (*read, node.meta.get(VALUE)) if isinstance(value, torch.Tensor)]
     return any(isinstance(value, torch.SymInt) for value in read) and str(shapes[:1]) != str(shapes[-1:])
