@@ -45,6 +45,15 @@ def test_an_inspected_network_keeps_its_buffers_and_the_caller_the_input(order: 
     _assert_left(model, buffers, x, given)
 
 
+@pytest.mark.parametrize("order", ["channels_last", "contiguous", None])
+def test_an_inspected_network_keeps_the_values_of_its_weights(order: str | None) -> None:
+    embedding = nn.Embedding(11, 6, max_norm=0.1)  # a call scales the rows that it reads, in place
+    before = embedding.weight.detach().clone()
+    found = dimorder.inspect(embedding, torch.tensor([[2, 3, 5]]), order=order)
+    assert any(call.operator == "aten.embedding_renorm_" for call in found.calls)
+    assert torch.equal(embedding.weight, before)
+
+
 def test_a_compared_network_does_so_too() -> None:
     model, x = Writes(), torch.randn(2, 3, 5, 7)
     buffers, given = [model.calls, model.last], x.clone()

@@ -122,8 +122,11 @@ def _has_fake_tensor(value: Any, seen: set[int] | None = None) -> bool:
 
 @contextmanager
 def left_as_it_was(model: nn.Module, inputs: Any) -> Iterator[None]:
-    """Restore a network's buffers and the tensors of its inputs afterwards."""
-    with unchanged(model), unwritten(pytree.tree_leaves(inputs)):
+    """Restore a network's parameters, its buffers and the tensors of its inputs afterwards.
+
+    An embedding with `max_norm` writes its weight at each call, for example.
+    """
+    with unchanged(model), unwritten((*model.parameters(), *pytree.tree_leaves(inputs))):
         yield
 
 
@@ -146,6 +149,8 @@ def _is_writable(tensor: Any) -> bool:
 
     Sparse and nested tensors cannot be compared, and expanded ones cannot be written.
     """
-    if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided:
+        return False
+    if tensor.is_nested or tensor.is_meta:
         return False
     return all(size < 2 or stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
