@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
@@ -21,7 +22,7 @@ def _randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 IMAGE, MATRIX = _randn(2, 3, 5, 7), _randn(4, 6)
-COMPLEX = _randn(4, 6, dtype=torch.complex64)
+BIAS, COMPLEX = _randn(2), _randn(4, 6, dtype=torch.complex64)
 
 
 READ: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
@@ -38,6 +39,9 @@ READ: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "a number beside integers": (lambda x: (x * 9).int() * 0.3, IMAGE),
     "a power of a number, twice": (
         lambda x: (torch.ldexp(x, x), torch.ldexp(x.double(), x), torch.ldexp(x.half(), x)), IMAGE
+    ),
+    "a forward gradient of zeros": (  # that of the bias, which has no memory
+        lambda x: torch.func.jvp(lambda y: F.conv2d(y, IMAGE[:, :, :2, :3], BIAS), (x,), (x,)), IMAGE
     ),
 }  # fmt: skip
 

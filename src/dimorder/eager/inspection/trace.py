@@ -323,8 +323,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _is_readable(x: Tensor) -> bool:
-    """Return whether a tensor has one size and one stride per dim, and memory."""
-    return x.layout == torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
+    """Return whether a tensor has one size and one stride per dim, and memory; a forward gradient may not."""
+    is_plain = x.layout == torch.strided and not x.is_nested and not x._is_zerotensor()
+    return is_plain and not is_traceable_wrapper_subclass(x)
 
 
 def _value(x: Tensor, known: bool) -> TracedValue:
