@@ -105,6 +105,19 @@ CASES = {
         REFUSED,
         WRONG,
     ),
+    "softmax over the channels, permuted last": (
+        lambda: Call(lambda x: x.permute(0, 2, 3, 1).softmax(-1)),
+        lambda: [last(2, 3, 5, 7)],
+        REFUSED,
+        WRONG,
+    ),
+    # XNNPACK goes on in channels-last after a convolution, also in a program of contiguous tensors alone.
+    "softmax after a conv": (
+        lambda: Call(lambda part, x: part(x).relu().softmax(-1), nn.Conv2d(3, 8, 2)),
+        lambda: [torch.randn(2, 3, 5, 7)],
+        RIGHT,
+        WRONG,
+    ),
     "flip": (lambda: Call(lambda x: x.flip(2)), lambda: [last(2, 3, 5, 7)], WRONG, WRONG),
     "layer norm": (
         lambda: Call(lambda x: nn.functional.layer_norm(x, (7,))),

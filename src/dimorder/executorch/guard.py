@@ -23,7 +23,7 @@ from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rewriting import copy_program
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.graph.exported import replace_parts
-from dimorder.graph.nodes import drop_meta, set_meta
+from dimorder.graph.nodes import drop_meta, set_meta, tensors_in
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
@@ -116,6 +116,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
             for node in own
             if node.name in refused
             or not self._takes(node)
+            or self._is_blind(node, own)
             or (node in outside and node.target in DIM_ORDER_OPERATORS)
         }
         tags = _keep_out(program, out, result.partition_tags) if out else result.partition_tags
@@ -128,6 +129,25 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
 
     def _takes(self, node: Node) -> bool:
         return node.op != "call_function" or self.layout.takes(name_of(node), rank_of(node))
+
+    def _is_blind(self, node: Node, own: set[Node]) -> bool:
+        """Return whether the delegate may read the node's input in an order in which it computes it wrong."""
+        if name_of(node) not in self.layout.order_blind:
+            return False
+        open_, seen = list(node.all_input_nodes), set()
+        while open_:
+            source = open_.pop()
+            values = [value for value in tensors_in(source.meta.get("val")) if value.dim() == 4]
+            if source in seen or not values:
+                continue
+            seen.add(source)
+            is_inside = source in own and source.meta.get(TAG) == node.meta[TAG]
+            if is_inside and name_of(source) in self.layout.reorders:
+                return True
+            if not all(label(value).is_contiguous for value in values):
+                return True
+            open_ += source.all_input_nodes if is_inside else []
+        return False
 
     def _taken(self, program: ExportedProgram) -> set[str]:
         """Return the names of the nodes that end up in partitions, decomposed or not."""

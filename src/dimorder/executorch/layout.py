@@ -38,6 +38,9 @@ class DelegateLayout:
         dim_order_operators: The treatment of ExecuTorch's dim-order operators. "as they are" leaves them in
             the partition. "reverted" says that the delegate's own preprocess reverts them
             (`RevertDimOrderOperators` does it). "outside" keeps them out of partitions.
+        reorders: Operators after which the delegate keeps 4-D values in another order than their labels say.
+        order_blind: Operators that the delegate computes wrong in such an order. `guarded` keeps them out of
+            a partition if such a value, or one that is not contiguous, may reach them in it.
 
     >>> layout = DelegateLayout("Mine", boundary={4: (NHWC,)}, default=(NHWC,))
     >>> layout.at_boundary(4), layout.at_boundary(3), layout.of_operator("relu")
@@ -52,6 +55,8 @@ class DelegateLayout:
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     alike: bool = True
     dim_order_operators: DimOrderOperators = "as they are"
+    reorders: frozenset[str] = frozenset()
+    order_blind: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("boundary", "weights", "operators", "ranks"):
@@ -128,6 +133,16 @@ def _says_last(key: str) -> bool:
     return SAME not in letters and (LAST in letters if rank == "4" else {LAST, OTHER} & {*letters} == {OTHER})
 
 
+# They make XNNPACK's preprocess go on in channels-last, with any operator whose inputs are all so. Then its
+# softmax runs along the last dimension in memory (`ChannelsLastTaggedReshapePass` of ExecuTorch 1.5.1).
+_XNNPACK_REORDERS = frozenset(
+    (
+        *("convolution", "upsample_bilinear2d.vec", "mean.dim", "amax", "max.dim"),
+        *("max_pool2d", "avg_pool2d", "prelu"),
+    )
+)
+
+
 def __getattr__(name: str) -> DelegateLayout:
     """Build `XNNPACK` on first use, since it reads the truth table."""
     if name != "XNNPACK":
@@ -139,6 +154,8 @@ def __getattr__(name: str) -> DelegateLayout:
         ranks=_xnnpack_ranks(),
         alike=False,
         dim_order_operators="reverted",
+        reorders=_XNNPACK_REORDERS,
+        order_blind=frozenset({"_softmax"}),
     )
     globals()[name] = layout
     return layout
