@@ -74,6 +74,18 @@ CASES = {
         REFUSED,
         REFUSED,
     ),
+    "conv to C=1": (
+        lambda: calls(nn.Conv2d(3, 1, 2)),
+        lambda: [last(2, 3, 5, 7)],
+        REFUSED,
+        REFUSED,
+    ),
+    "a copy of C=1": (
+        lambda: Call(lambda x: x.to(memory_format=torch.channels_last) * 2),
+        lambda: [torch.randn(2, 1, 5, 7)],
+        REFUSED,
+        REFUSED,
+    ),
     "H=W=1": (
         lambda: calls(nn.Conv2d(3, 8, 1)),
         lambda: [torch.randn(2, 3, 1, 1).to(memory_format=torch.channels_last)],

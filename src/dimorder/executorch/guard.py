@@ -20,7 +20,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
 from dimorder.executorch.legalization import legalize_program
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
-from dimorder.executorch.rewriting import copy_program
+from dimorder.executorch.rewriting import contiguous_results, copy_program
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import drop_meta, set_meta, tensors_in
@@ -100,7 +100,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
         if listed & alone and not listed & alone <= (own := listed & self._taken(planned)):
             planned = legalize_program(program, self.layout, lambda node: node.name in own)
-        return replace_parts(planned, _Decomposed)
+        return replace_parts(contiguous_results(planned), _Decomposed)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the partitions, checked, without nodes that the delegate cannot take."""

@@ -30,7 +30,7 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
 
     Use it before `to_edge_transform_and_lower`. A 4-D channels-last input stays so, unless sizes of 1 make
     that the same memory as contiguous. Any other input becomes contiguous. A copy into a memory format of
-    another rank than 4 becomes contiguous too.
+    another rank than 4 becomes contiguous too, and so does a channels-last copy of one channel.
 
     This avoids three problems. Channels-last depthwise weights crash XNNPACK's preprocess. Kernels refuse the
     labels of size-1 dims (upstream #22520, #19153). Constants with gaps are not serialised.
@@ -187,6 +187,11 @@ def _canonical_order(value: torch.Tensor, is_input: bool) -> DimOrder:
     return NHWC if read(tuple(value.shape), tuple(value.stride())) == NHWC else DimOrder.contiguous(4)
 
 
+def _is_both(value: torch.Tensor) -> bool:
+    """Return whether sizes of 1 make channels-last and contiguous the same memory."""
+    return NHWC.equivalent(DimOrder.contiguous(4), tuple(value.shape))
+
+
 def _lies(value: torch.Tensor, order: DimOrder) -> bool:
     return tuple(value.stride()) == order.strides(tuple(value.shape))
 
@@ -214,7 +219,7 @@ def _odd_format(node: torch.fx.Node) -> bool:
     given = [*node.args, *node.kwargs.values()] if node.op == "call_function" else []
     wanted = {argument for argument in given if isinstance(argument, torch.memory_format)}
     value = node.meta.get("val")
-    known = isinstance(value, torch.Tensor) and value.dim() == 4
+    known = isinstance(value, torch.Tensor) and value.dim() == 4 and not _is_both(value)
     return bool(
         wanted - {torch.preserve_format, torch.contiguous_format, *([torch.channels_last] if known else [])}
     )

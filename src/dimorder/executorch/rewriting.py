@@ -91,6 +91,31 @@ def replace_strided_copies(program: ExportedProgram) -> ExportedProgram:
     return retrace(program, {})
 
 
+def contiguous_results(program: ExportedProgram) -> ExportedProgram:
+    """Return the program with contiguous results where sizes of 1 gave the same memory a label of its own.
+
+    ExecuTorch labels a channels-last image of one channel (0, 2, 1, 3), which its runtime refuses.
+    """
+    odd = {node.name for node in program.graph.output_node().all_input_nodes if _is_mislabelled(node)}
+    if not odd:
+        return program
+    program = copy_program(program)
+    output = program.graph.output_node()
+    for node in [node for node in output.all_input_nodes if node.name in odd]:
+        with program.graph.inserting_before(output):
+            fresh = insert_conversion(program, node, DimOrder.contiguous(4))
+        output.replace_input_with(node, fresh)
+    return retrace(program, {})
+
+
+def _is_mislabelled(node: Node) -> bool:
+    value = node.meta.get("val")
+    if node.op == "placeholder" or not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    plain, found = DimOrder.contiguous(4), label(value)
+    return found not in (plain, NHWC) and found.equivalent(plain, tuple(value.shape))
+
+
 def insert_conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:
     """Insert a node that copies `source` into an order, at the graph's current insertion point."""
     node: Node
