@@ -86,6 +86,18 @@ CASES = {
         REFUSED,
         REFUSED,
     ),
+    "a cast of C=1": (
+        lambda: Call(lambda part, x: part(x).double(), nn.Conv2d(3, 1, 2)),
+        lambda: [last(2, 3, 5, 7)],
+        REFUSED,
+        REFUSED,
+    ),
+    "a copy of a conv to C=1": (
+        lambda: Call(lambda part, x: part(x).clone(memory_format=torch.channels_last), nn.Conv2d(3, 1, 2)),
+        lambda: [last(2, 3, 5, 7)],
+        REFUSED,
+        REFUSED,
+    ),
     "H=W=1": (
         lambda: calls(nn.Conv2d(3, 8, 1)),
         lambda: [torch.randn(2, 3, 1, 1).to(memory_format=torch.channels_last)],

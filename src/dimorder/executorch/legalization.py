@@ -26,6 +26,7 @@ from dimorder.executorch.rewriting import (
     insert_conversion,
     label_of,
     last_placeholder,
+    relabel_copies,
     replace_strided_copies,
     retrace,
     size_hint,
@@ -73,7 +74,7 @@ def legalize_program(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> ExportedProgram:
     """Return the program with the conversions it needs; `chosen` are the nodes that the delegate takes."""
-    program = replace_strided_copies(program)
+    program = relabel_copies(replace_strided_copies(program))
     if not faults(program, layout, chosen):
         return program
     return _Problem(program, layout, chosen).rewritten()

@@ -15,6 +15,7 @@ from torch.fx import Node
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC
 from dimorder.executorch.passes import (
+    DIM_ORDER_OPERATORS,
     TO_DIM_ORDER,
     copy_graph_module,
     format_of,
@@ -22,7 +23,7 @@ from dimorder.executorch.passes import (
     mode_of,
     restride,
 )
-from dimorder.executorch.rules import functional_of, overload_of
+from dimorder.executorch.rules import CONVERSIONS, functional_of, overload_of
 from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import copy_meta, replace_node, set_value, tensors_in
 
@@ -91,21 +92,43 @@ def replace_strided_copies(program: ExportedProgram) -> ExportedProgram:
     return retrace(program, {})
 
 
+def relabel_copies(program: ExportedProgram) -> ExportedProgram:
+    """Return the program whose dim-order operators write contiguous where sizes of 1 make it the same."""
+
+    def is_odd(node: Node) -> bool:
+        return node.target in DIM_ORDER_OPERATORS and _is_mislabelled(node)
+
+    if not any(map(is_odd, program.graph.nodes)):
+        return program
+    program = copy_program(program)
+    for node in filter(is_odd, program.graph.nodes):
+        node.kwargs = {**node.kwargs, "dim_order": list(DimOrder.contiguous(4))}
+    return retrace(program, {})
+
+
 def contiguous_results(program: ExportedProgram) -> ExportedProgram:
     """Return the program with contiguous results where sizes of 1 gave the same memory a label of its own.
 
-    ExecuTorch labels a channels-last image of one channel (0, 2, 1, 3), which its runtime refuses.
+    ExecuTorch labels a channels-last image of one channel (0, 2, 1, 3), which its runtime refuses. Values
+    that are copied next are made contiguous too: the copy may be outside of the delegate.
     """
-    odd = {node.name for node in program.graph.output_node().all_input_nodes if _is_mislabelled(node)}
+    odd = {
+        node.name for node in program.graph.nodes if _is_mislabelled(node) and any(map(_leaves, node.users))
+    }
     if not odd:
         return program
     program = copy_program(program)
-    output = program.graph.output_node()
-    for node in [node for node in output.all_input_nodes if node.name in odd]:
-        with program.graph.inserting_before(output):
+    for node in [node for node in program.graph.nodes if node.name in odd]:
+        readers = [user for user in node.users if _leaves(user)]
+        with program.graph.inserting_after(node):
             fresh = insert_conversion(program, node, DimOrder.contiguous(4))
-        output.replace_input_with(node, fresh)
+        for reader in readers:
+            reader.replace_input_with(node, fresh)
     return retrace(program, {})
+
+
+def _leaves(user: Node) -> bool:
+    return user.op == "output" or user.target in CONVERSIONS
 
 
 def _is_mislabelled(node: Node) -> bool:
