@@ -67,7 +67,7 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
     Returns whether all were replaced.
 
     A constant that is no part of the largest stays unchanged. So does a constant that is equal along each
-    dimension whose size varies, also at the largest sizes: a window may hide nothing at the others.
+    dimension whose size varies. The largest sizes count too: a window may hide nothing at the others.
     """
     rows = [row for row in zip(*map(_constants, programs), strict=False) if _may_differ(programs, row)]
     twins = {node.name: largest().constant(node) for node in _constants(largest())} if rows else {}
