@@ -25,6 +25,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 from dimorder.graph.elements import function_copies
 from dimorder.graph.nodes import args_of, drop_meta, set_meta
 from dimorder.physical.wasted_levels import clamp_range
+from dimorder.quantization.batch_norms import show_batch_norms
 from dimorder.quantization.constants import constant_nodes, root_of
 from dimorder.quantization.integer_scalars import arguments_of_integers, restore_arguments
 from dimorder.quantization.masks import masking_calls
@@ -55,6 +56,7 @@ class CorrectedQuantizer(WrappedQuantizer):
         self.examples = examples
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        show_batch_norms(model)  # torchao has folded the others
         widen_transposed(model)
         write_plainly(model)
         write_near_fills(model, self.examples)

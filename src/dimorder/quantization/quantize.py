@@ -22,6 +22,7 @@ from dimorder.graph.nodes import where
 from dimorder.lowered import Lowered
 from dimorder.modules import one_at_a_time, take_own_tensors, unchanged, unwritten
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
+from dimorder.quantization.batch_norms import hide_batch_norms, separate_batch_norms, show_batch_norms
 from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (
     Calibration,
@@ -34,12 +35,14 @@ from dimorder.quantization.calibration import (
     require_examples,
 )
 from dimorder.quantization.constants import root_of, without_writes_to_parts, writes, written_buffers
-from dimorder.quantization.fidelity import OutputFidelity, fidelity
+from dimorder.quantization.fidelity import OutputFidelity, fidelity, require_alike
 from dimorder.quantization.refusals import explained_by_pass, not_observed
 from dimorder.reading import Normalization
 from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
 from dimorder.targets import choices, find
 from dimorder.targets.base import Recipe, Target
+
+aten = torch.ops.aten
 
 KEPT = 16  # examples on which networks are compared
 SEEN = 8  # examples that show the range of masked scores
@@ -223,6 +226,7 @@ def _prepared(exported: ExportedProgram, recipe: Recipe, seen: Sequence[Calibrat
         quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
     module = exported.module(check_guards=False)
     take_own_tensors(module, with_parameters=recipe.in_parts)  # Arm's passes write factors into weights
+    separate_batch_norms(module)
     prepared: GraphModule = prepare_pt2e(module, CorrectedQuantizer(quantizer, inputs))
     return prepared
 
@@ -240,12 +244,23 @@ def _observed(
         progress(StepPart("calibrating", done, total))
         with unwritten(pytree.tree_leaves((call.args, call.kwargs))):
             try:
-                prepared(*call.args, **call.kwargs)
+                results = prepared(*call.args, **call.kwargs)
             except Exception as error:  # an observer's, of NaN for example, or the network's own
                 raise not_observed(done, error, _runs(original, call)) from error
+            if not done:
+                with unchanged(original):
+                    wanted = original(*call.args, **call.kwargs)
+                require_alike(results, wanted, any(node.target in _SELECTS for node in original.graph.nodes))
         if len(examples) < KEPT:
             examples.append(call)
     return examples
+
+
+_SELECTS = (
+    *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),
+    *(aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default),
+    *(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
+)
 
 
 def _runs(original: GraphModule, call: CalibrationCall) -> bool:
@@ -282,23 +297,12 @@ def _converted(prepared: GraphModule) -> GraphModule:
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    _retarget(prepared, torch.ops.aten.batch_norm.default, _batch_norm)
+    hide_batch_norms(prepared)
     with explained_by_pass("torchao.convert_pt2e"):
         module: GraphModule = convert_pt2e(prepared)
-    _retarget(module, _batch_norm, torch.ops.aten.batch_norm.default)
+    show_batch_norms(module)
     _forget_networks()
     return module
-
-
-def _batch_norm(*args: Any) -> Any:
-    return torch.ops.aten.batch_norm.default(*args)
-
-
-def _retarget(module: GraphModule, old: Any, new: Any) -> None:
-    """Let calls of a function call another one."""
-    for node in module.graph.find_nodes(op="call_function", target=old):
-        node.target = new
-    module.recompile()
 
 
 def _forget_networks() -> None:
