@@ -478,9 +478,9 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from dimorder.errors import VerificationError
     from dimorder.targets.tosa.integers import model as int_model
 
-    right = int_model._COMPUTE["RESCALE"]
-    wrong = {**int_model._COMPUTE, "RESCALE": lambda n, x, *rest: right(n, x, *rest) + (x == x.max())}
-    monkeypatch.setattr(int_model, "_COMPUTE", wrong)
+    right = int_model.COMPUTE["RESCALE"]
+    wrong = {**int_model.COMPUTE, "RESCALE": lambda n, x, *rest: right(n, x, *rest) + (x == x.max())}
+    monkeypatch.setattr(int_model, "COMPUTE", wrong)
     with pytest.raises(VerificationError):
         dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa", run_artifact=True)
 

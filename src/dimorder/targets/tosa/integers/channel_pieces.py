@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from dimorder.targets.tosa.dtypes import TORCH
 from dimorder.targets.tosa.flatbuffer import FlatTensor
-from dimorder.targets.tosa.integers.model import TosaNode
+from dimorder.targets.tosa.integers.model import COMPUTE, TosaNode
 from dimorder.targets.tosa.writer import MAX_OPERANDS
-from dimorder.verification.arithmetic import cut
 
 LANES = 8  # output channels that an Ethos-U computes side by side
 WASTE = 1.5  # times the channels, with those that fill the lanes of each piece
 
 Channels = tuple[str, Tensor]  # a tensor, and some of its last dimension's elements in a new sequence
 
-_MOVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {
-        "CONCAT": lambda node, *x: torch.cat(x, node.attributes["axis"]),
-        "RESHAPE": lambda node, x, shape: x.reshape(node.shape),
-        "SLICE": lambda node, x, starts, sizes: cut(x, starts.tolist(), sizes.tolist()),
-        "TRANSPOSE": lambda node, x: x.permute(node.attributes["perms"]),
-    }
-)
+_MOVES = ("CONCAT", "RESHAPE", "SLICE", "TRANSPOSE")
 _OF_EACH = ("RESCALE", "CLAMP", "TABLE")  # each element is computed from one
 _BY_CHANNEL = ("DEPTHWISE_CONV2D", *_OF_EACH)
 # The dimension of the output channels in the first two constants: weights and biases, or factors and shifts.
@@ -121,7 +112,7 @@ class IntegerGraph:
                 self.constant(each) if self.is_constant(each) else self.places(each, known)
                 for each in node.inputs
             ]
-            known[name] = _MOVES[node.kind](node, *operands)
+            known[name] = COMPUTE[node.kind](node, *operands).reshape(node.shape)
         return known[name]
 
     def concatenated(self, name: str) -> str:

@@ -61,7 +61,7 @@ class TosaModel:
                 names.setdefault(self.rounded[name], []).append(name)
 
         def compute(node: TosaNode, operands: Sequence[Tensor]) -> Tensor:
-            result = _COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
+            result = COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
             whole, channels = self.cut.get(node.output, (node.output, None))
             for name in names.get(whole, ()):
                 real, integers = roundings[name]
@@ -253,7 +253,7 @@ def _argmax(n: TosaNode, x: Tensor) -> Tensor:
     return torch.where(x == x.amax(axis, keepdim=True), index, x.shape[axis]).amin(axis)
 
 
-_COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "CONV2D": _conv,
         "CONV3D": _conv,
