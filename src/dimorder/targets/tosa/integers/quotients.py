@@ -38,7 +38,7 @@ def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
     inverse = power.function(w, lambda m: 1 / m)
     # e / S, where S = m · 2³¹ / 2^shift: the product has 15 + 22 bits
     product = times(w, raised.integers, inverse, 7)
-    quotient = power.restored(w, product, 1)
+    quotient = power.restored(w, product)
     scale = 2.0**7 * 2.0 * 2.0 ** (power.most - 31) / _INTERPOLATED
     return Accumulator(quotient, torch.tensor(scale, dtype=torch.float64), 2**30)
 
@@ -110,7 +110,7 @@ def layer_norm(
     root = _Power.of(w, whole, least=max(2 ** (27 + math.ceil(math.log2(count)) - more) // count, 1), step=2)
     inverse = root.function(w, lambda m: m**-0.5)
     product = times(w, shifted, inverse, 23)
-    y = root.restored(w, product, 2)
+    y = root.restored(w, product)
     factor = 2.0**23 * math.sqrt(count) * 2.0 ** (-(32 + more) / 2)
     factor *= 2.0 * 2.0 ** ((root.most - 31) / 2) / _INTERPOLATED
     normal = Accumulator(y, torch.tensor(factor, dtype=torch.float64), 2**30)
@@ -158,10 +158,10 @@ class _Power:
         table = w.constant(entries.round().to(torch.int16))
         return w.op("TABLE", [index, table], index.shape, "INT32")
 
-    def restored(self, w: W, x: TosaValue, root: int) -> TosaValue:
-        """Return x · 2^(shift / root), as a multiple of 2^(most / root)."""
+    def restored(self, w: W, x: TosaValue) -> TosaValue:
+        """Return x · 2^(shift / step), as a multiple of 2^(most / step)."""
         left = w.elementwise("SUB", w.number(self.most, "INT32"), self.shift)
-        left = left if root == 1 else w.elementwise("ARITHMETIC_RIGHT_SHIFT", left, 1, round=False)
+        left = left if self.step == 1 else w.elementwise("ARITHMETIC_RIGHT_SHIFT", left, 1, round=False)
         return w.elementwise("ARITHMETIC_RIGHT_SHIFT", x, left, round=True)
 
 
