@@ -68,10 +68,10 @@ def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
 
 
 def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.x)
-    for d, axis in enumerate(bilinear_axes(a), start=1):
+    x, axes = w.dense(a.x), bilinear_axes(a)
+    for d, axis in enumerate(axes, start=1):
         x = slice_(w, x, d, 0, axis.old)
-    return _resize(w, "BILINEAR", x, bilinear_axes(a), a.shape)
+    return _resize(w, "BILINEAR", x, axes, a.shape)
 
 
 def bilinear_axes(a: Arguments) -> list[ResizeAxis]:

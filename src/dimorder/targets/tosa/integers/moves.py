@@ -45,7 +45,7 @@ def moved(row: Row) -> Row:
             return View(held.with_integers(result.value), result.order)
         return held.with_integers(result)
 
-    return Row(build, row.check, row.relabel)
+    return Row(build, row.check)
 
 
 def _cat(w: W, a: Arguments) -> Any:
@@ -112,7 +112,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             for target, row in moves.ROWS.items()
             if elements_of(target).moves
         },
-        aten._to_copy.default: Row(_cast, _check_cast, relabel=True, kernel=_cast_kernel),
+        aten._to_copy.default: Row(_cast, _check_cast, kernel=_cast_kernel),
         aten.cat.default: Row(_cat, kernel=SUM),
         aten.constant_pad_nd.default: Row(_pad, kernel=lambda a: padded(getattr(a, "value", None) or 0)),
     }
