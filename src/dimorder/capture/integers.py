@@ -39,7 +39,7 @@ from dimorder.graph.nodes import (
     source_of,
 )
 from dimorder.graph.prediction import add_predicted, without_data
-from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType, Scaled, in_float32
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled, in_float32
 from dimorder.ops.quantization import is_quantized, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -180,11 +180,8 @@ def _gather_integers(module: GraphModule, gather: Node) -> None:
 def _integers_of(constant: torch.Tensor, gather: Node) -> tuple[torch.Tensor, tuple[Any, ...]] | None:
     """Return the integers of a constant with their type, or None if what is gathered has no such type."""
     if isinstance(constant, Scaled):
-        held = constant.integers
-        if held.scale is None:
-            return None
-        of = IntegerType(held.values.dtype, held.scale, held.zero_point)
-        return held.values, (of.scale, of.zero_point, of.low, of.high, of.dtype)
+        of = constant.integers.type
+        return None if of is None else (constant.integers.values, of.arguments)
     types = {user.args[1:] if user.target is QUANTIZE else None for user in gather.users}
     only = types.pop() if len(types) == 1 else None
     return None if only is None else (QUANTIZE(constant, *only), only)

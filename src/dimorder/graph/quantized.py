@@ -112,6 +112,12 @@ class Integers:
         first = float(scales.flatten()[0])
         return first if bool((scales == first).all()) else None
 
+    @property
+    def type(self) -> IntegerType | None:
+        """What the integers stand for, or None if scales differ."""
+        scale = self.scale
+        return None if scale is None else IntegerType(self.values.dtype, scale, self.zero_point)
+
     def per_channel(self) -> tuple[Tensor, int] | None:
         """Return the scales along the only dimension in which they differ, and that dimension (0 by default).
 

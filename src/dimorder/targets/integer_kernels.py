@@ -51,13 +51,7 @@ def operand_type(constant: Tensor) -> IntegerType | None:
     if not constant.is_floating_point():
         return None
     integers = operand_integers(constant, integers_of(constant))
-    return None if integers is None else type_of(integers)
-
-
-def type_of(integers: Integers) -> IntegerType:
-    """Return what a constant's integers with one scale stand for."""
-    assert integers.scale is not None
-    return IntegerType(integers.values.dtype, integers.scale, integers.zero_point)
+    return None if integers is None else integers.type
 
 
 def _unfit_weight(integers: Integers | None) -> str | None:

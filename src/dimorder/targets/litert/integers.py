@@ -21,7 +21,6 @@ from dimorder.targets.integer_kernels import (
     TIMES_ONES,
     integers_of,
     operand_integers,
-    type_of,
     unfit_4_bits,
 )
 from dimorder.targets.litert.flatbuffer import TfLiteScales, TfLiteTensor
@@ -135,8 +134,8 @@ def constant_operands(
 def operand(numbers: Tensor) -> TfLiteTensor:
     """Return a constant as integers with one scale, which its condition has shown to exist."""
     held = operand_integers(numbers, integers_of(numbers))
-    assert held is not None
-    return _tensor(held.values, scales_of(type_of(held)))
+    assert held is not None and held.type is not None
+    return _tensor(held.values, scales_of(held.type))
 
 
 def constant(quanta: Tensor, of: IntegerType) -> TfLiteTensor:

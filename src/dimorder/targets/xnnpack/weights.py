@@ -9,7 +9,7 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 
 from dimorder.graph.quantized import Integers
-from dimorder.targets.integer_kernels import operand_integers, type_of
+from dimorder.targets.integer_kernels import operand_integers
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnScales, XnnValue
 
 
@@ -58,11 +58,10 @@ class XnnWeights:
         assert value.constant is not None
         if (value.id, "operand") not in self.known:
             integers = operand_integers(value.constant.data, value.integers)
-            assert integers is not None
+            assert integers is not None and integers.type is not None
             data = integers.values.reshape(value.constant.data.shape)
             constant = XnnConstant(data, self.stored(data))
-            of = type_of(integers)
-            added = self.graph.add(value.shape, of, origin=value.origin, constant=constant)
+            added = self.graph.add(value.shape, integers.type, origin=value.origin, constant=constant)
             self.known[value.id, "operand"] = added.id
         return self.graph.values[self.known[value.id, "operand"]]
 

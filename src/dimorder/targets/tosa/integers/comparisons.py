@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized import IntegerType, Scaled
+from dimorder.graph.quantized import Scaled
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.integers.kernels import SUM
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand, numbers, refusal
@@ -42,11 +42,10 @@ def _operand(w: W, argument: Any) -> Operand:
     """Return an operand. Constants of one scale are integers, which may be equal to others."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    if not isinstance(argument, Scaled) or argument.numel() == 1 or argument.integers.scale is None:
+    of = argument.integers.type if isinstance(argument, Scaled) and argument.numel() != 1 else None
+    if of is None:
         return argument if isinstance(argument, Tensor) else torch.tensor([float(argument)])
-    held = argument.integers
-    of = IntegerType(held.values.dtype, argument.integers.scale, held.zero_point)
-    return Lookup.dequantize(w.constant(held.values), of)
+    return Lookup.dequantize(w.constant(argument.integers.values), of)
 
 
 def _among(w: W, x: Lookup, truths: Tensor) -> TosaValue:

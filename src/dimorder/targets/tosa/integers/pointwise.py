@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized import IntegerType, Scaled
+from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.physical.fuse_quantized import KernelRule, WideKernel
@@ -54,16 +54,12 @@ def operand(w: W, argument: Any, as_integers: bool = False) -> Any:
     """Return the numbers of an operand; with `as_integers`, a constant as its int8, if that has one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    as_integers &= w.forms.multiplies_constants and isinstance(argument, Scaled)
-    held = argument.integers if as_integers else None
-    if (
-        held is None
-        or held.scale is None
-        or held.values.dtype not in _OF_CONSTANTS
-        or held.values.numel() == 1
-    ):
+    if not (as_integers and w.forms.multiplies_constants and isinstance(argument, Scaled)):
         return argument
-    of = IntegerType(held.values.dtype, held.scale, held.zero_point)
+    held = argument.integers
+    of = held.type
+    if of is None or of.dtype not in _OF_CONSTANTS or held.values.numel() == 1:
+        return argument
     return Lookup.dequantize(w.constant(held.values), of)
 
 

@@ -96,9 +96,9 @@ def _matrices(w: W, operand: Any) -> tuple[TosaValue, IntegerType]:
     """Return the integers of matrices, which may be a batch of constants."""
     if not isinstance(operand, Scaled):
         return as_integers(w, w.dense(operand))
-    held = operand.integers
-    assert held.scale is not None, "the plan has no such constants"
-    return w.constant(held.values), IntegerType(held.values.dtype, held.scale, held.zero_point)
+    of = operand.integers.type
+    assert of is not None, "the plan has no such constants"
+    return w.constant(operand.integers.values), of
 
 
 def _is_batch(constant: Tensor) -> bool:
