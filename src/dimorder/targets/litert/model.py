@@ -219,12 +219,13 @@ def _weighted(
     return rounding
 
 
-def _same_pads(k: _TfLiteKernel, x: Tensor, taps: Sequence[int], out: Sequence[int]) -> list[int]:
+def _same_pads(k: _TfLiteKernel, x: Tensor, taps: Sequence[int]) -> list[int]:
     """Return the padding before and after rows and columns: of SAME, or none."""
     if k.node.options["padding"]:
         return [0, 0, 0, 0]
     pads, strides = list[int](), k.option("strideH", "strideW")
-    for size, step, tap, dilation, count in zip(x.shape[1:3], strides, taps, _dilation(k), out, strict=True):
+    for size, step, tap, dilation in zip(x.shape[1:3], strides, taps, _dilation(k), strict=True):
+        count = -(-size // step)
         needed = max((count - 1) * step + dilation * (tap - 1) + 1 - size, 0)
         pads += [needed // 2, needed - needed // 2]
     return pads
@@ -235,9 +236,7 @@ def _dilation(k: _TfLiteKernel) -> list[int]:
 
 
 def _conv(k: _TfLiteKernel, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    strides, taps = k.option("strideH", "strideW"), weight.shape[1:3]
-    out = [-(-size // step) for size, step in zip(x.shape[1:3], strides, strict=True)]
-    pads = _same_pads(k, x, taps, out)
+    strides, pads = k.option("strideH", "strideW"), _same_pads(k, x, weight.shape[1:3])
     groups = x.shape[3] // weight.shape[3]
     return arithmetic.conv(x, weight, bias, strides, pads, _dilation(k), groups)
 
@@ -285,9 +284,7 @@ def _function(function: Callable[[Tensor], Tensor]) -> Callable[[_TfLiteKernel],
 
 def _max_pool(k: _TfLiteKernel) -> Tensor:
     taps, x = k.option("filterHeight", "filterWidth"), k.operands[0].double()
-    strides = k.option("strideH", "strideW")
-    out = [-(-size // step) for size, step in zip(x.shape[1:3], strides, strict=True)]
-    return arithmetic.max_pool(x, taps, strides, _same_pads(k, x, taps, out))
+    return arithmetic.max_pool(x, taps, k.option("strideH", "strideW"), _same_pads(k, x, taps))
 
 
 def _chosen(choose: Callable[..., Tensor]) -> Callable[[_TfLiteKernel], Tensor]:

@@ -42,9 +42,7 @@ def _linear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     if isinstance(a.weight, Tensor):
         return linear(w, w.dense(a.input), a.weight, bias)
     x, weight = w.dense(a.input), w.dense(a.weight)
-    y = matmul(
-        w, w.reshape(x, (1, x.size // x.shape[-1], x.shape[-1])), w.reshape(weight, (1, *weight.shape)), True
-    )
+    y = matmul(w, w.reshape(x, (1, x.size // x.shape[-1], x.shape[-1])), weight, True)
     y = w.reshape(y, a.shape)
     return y if bias is None else add(w, y, bias)
 

@@ -257,11 +257,11 @@ class LiteRtWriter(TfLiteIntegerWriter):
         constant = self.data(value)
         if constant is not None:
             return self.constant(constant.expand(shape))
-        old, new = (1,) * (len(shape) - len(value.shape)) + value.shape, shape
+        padded = (1,) * (len(shape) - len(value.shape)) + value.shape
+        old, new = padded, shape
         if len(shape) > MAX_RANK:
             old, new = merge_broadcast([value.shape, shape], shape)
         if len(new) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
-            padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
         repeated = {b for a, b in zip(old, new, strict=True) if a != b}
@@ -269,7 +269,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
         is_multiplied = value.of is None or (
             value.of.dtype == torch.int8 and repeated.isdisjoint(self.varying)
         )
-        if value.dtype.is_floating_point and is_multiplied and len(new) <= MAX_RANK:
+        if value.dtype.is_floating_point and is_multiplied:
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
             value = self.reshape(value, old)
             if value.of is not None:
