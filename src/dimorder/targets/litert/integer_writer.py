@@ -12,6 +12,7 @@ import torch
 from dimorder.graph.quantized import Integers, IntegerType, Scaled, level_bounds
 from dimorder.physical.fuse_quantized import Annotation, How
 from dimorder.targets.graph_writer import NamedValue, NamedWriter
+from dimorder.targets.integer_kernels import TIMES_ONES
 from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import TfLiteTensor
 from dimorder.targets.litert.integers import MOVES
@@ -80,7 +81,7 @@ class TfLiteIntegerWriter(NamedWriter[LiteRtValue, TfLiteTensor]):
             return self.quantize(self.reshape(made, value.shape), of)
         if own == of:
             return value
-        if of.dtype != torch.int8 or integers.unfit_ones(own, of) is not None:
+        if of.dtype != torch.int8 or TIMES_ONES.unmet([own], of) is not None:
             return self.quantize(self.floats(value), of)
         return self.rescaled(value, of)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dimorder.graph.quantized import Integers, IntegerType, Scaled, in_float32, level_bounds
 from dimorder.targets.integer_kernels import (
-    TIMES_ONES,
     integers_of,
     operand_integers,
     unfit_4_bits,
@@ -62,6 +61,8 @@ CLAMPED = frozenset(("ADD", "SUB", "MUL", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY
 ACTIVATIONS: Mapping[int, tuple[float, float]] = MappingProxyType(
     {0: (-math.inf, math.inf), 1: (0.0, math.inf), 3: (0.0, 6.0), 2: (-1.0, 1.0)}
 )
+# The operators that do nothing but such a clamp of floats.
+CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU6": 3, "RELU_N1_TO_1": 2})
 
 
 def activation(low: float, high: float, of: IntegerType) -> int | None:
@@ -96,11 +97,6 @@ def type_of_tensor(tensor: TfLiteTensor) -> IntegerType | None:
     if tensor.scales is None or len(tensor.scales.scales) != 1:
         return None
     return IntegerType(tensor.dtype, tensor.scales.scales[0], tensor.scales.zero_point)
-
-
-def unfit_ones(own: IntegerType, of: IntegerType) -> str | None:
-    """Return why a product with ones does not give integers of one type those of another, or None."""
-    return TIMES_ONES.unmet([own], of)
 
 
 # -- constants ---------------------------------------------------------------------------------------------

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from dimorder.graph.quantized import Integers
 from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteScales, TfLiteTensor
-from dimorder.targets.litert.integers import WEIGHTS
+from dimorder.targets.litert.integers import CLAMPED, CLAMPS, WEIGHTS
 
 LEAST_ELEMENTS = 256  # of a constant, from which on storing it in fewer bytes is worth an operator
-# The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
-_CLAMPED = frozenset(
-    ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
-)
-_CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3})
+_CLAMPED = CLAMPED | {"DIV", "CONV_3D"}  # the operators that XNNPACK computes in floats with a clamp
 
 
 def fuse_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[TfLiteNode]:
@@ -27,17 +22,17 @@ def fuse_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[T
     readers = Counter(name for node in nodes for name in node.inputs if name)
     readers.update(outputs)
     clamps = {
-        node.inputs[0]: node for node in nodes if node.kind in _CLAMPS and readers[node.inputs[0] or ""] == 1
+        node.inputs[0]: node for node in nodes if node.kind in CLAMPS and readers[node.inputs[0] or ""] == 1
     }
     kept, left_out = [], set[str]()
     for node in nodes:
         clamp = clamps.get(node.outputs[0]) if node.kind in _CLAMPED else None
         if clamp is not None:
-            options = {**node.options, "fusedActivationFunction": _CLAMPS[clamp.kind]}
+            options = {**node.options, "fusedActivationFunction": CLAMPS[clamp.kind]}
             node = replace(node, outputs=clamp.outputs, options=options)
             left_out.update(clamp.outputs)
             kept.append(node)
-        elif not (node.kind in _CLAMPS and left_out.issuperset(node.outputs)):
+        elif not (node.kind in CLAMPS and left_out.issuperset(node.outputs)):
             kept.append(node)
     return kept
 

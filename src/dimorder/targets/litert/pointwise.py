@@ -17,6 +17,7 @@ from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.litert.coefficients import ERF_P, ERF_Q
 from dimorder.targets.litert.integer_writer import LiteRtValue
+from dimorder.targets.litert.integers import ACTIVATIONS, CLAMPS
 from dimorder.targets.litert.writer import LiteRtWriter
 from dimorder.targets.rows import CLAMPS_OF_FLOATS, MAX_EXPONENT, ordered_bounds, unfit_elu, unfit_softplus
 from dimorder.targets.table import Arguments, Row, View
@@ -26,6 +27,8 @@ F16, F32, I32, I64, BOOL = torch.float16, torch.float32, torch.int32, torch.int6
 
 _OfOne = Callable[[LiteRtWriter, LiteRtValue], LiteRtValue]
 _OfTwo = Callable[[LiteRtWriter, LiteRtValue, LiteRtValue], LiteRtValue]
+
+_CLAMPS_OF_BOUNDS = {ACTIVATIONS[number]: kind for kind, number in CLAMPS.items()}
 
 
 # -- parts: values to values -------------------------------------------------------------------------------
@@ -61,8 +64,7 @@ def clamp(w: LiteRtWriter, x: LiteRtValue, low: float = -math.inf, high: float =
     """Return min(max(x, low), high)."""
     if w.in_integers is not None:
         return w.clamp_integers(x, low, high)
-    kinds: dict[tuple[float, float], str] = {(0, math.inf): "RELU", (0, 6): "RELU6", (-1, 1): "RELU_N1_TO_1"}
-    kind = kinds.get((low, high))
+    kind = _CLAMPS_OF_BOUNDS.get((low, high))
     if kind is not None and x.dtype == F32:
         return w.elementwise(kind, x)
     x = x if low == -math.inf else w.elementwise("MAXIMUM", x, low)
