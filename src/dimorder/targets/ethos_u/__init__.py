@@ -35,21 +35,20 @@ def macs(accelerator: str) -> int:
     return int(accelerator.rsplit("-", 1)[1])
 
 
-def accelerator_named(attribute: str) -> str | None:
-    """Return the accelerator that modules here call by `attribute`.
+def accelerator_named(module: str, attribute: str) -> str:
+    """Return the accelerator that a module here calls by `attribute`. Raises `AttributeError` for others.
 
-    >>> accelerator_named("ETHOS_U85_256"), accelerator_named("ETHOS_U1_2")
-    ('ethos-u85-256', None)
+    >>> accelerator_named(__name__, "ETHOS_U85_256")
+    'ethos-u85-256'
     """
     name = attribute.lower().replace("_", "-")
-    return name if name in ACCELERATORS else None
+    if name not in ACCELERATORS:
+        raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+    return name
 
 
 def __getattr__(attribute: str) -> TargetInfo:
-    accelerator = accelerator_named(attribute)
-    if accelerator is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
-    return info(accelerator)
+    return info(accelerator_named(__name__, attribute))
 
 
 def info(accelerator: str) -> TargetInfo:

@@ -177,7 +177,4 @@ def _refuse_floats(accelerator: str, value: torch.Tensor) -> NoReturn:
 
 
 def __getattr__(attribute: str) -> Target:
-    accelerator = accelerator_named(attribute)
-    if accelerator is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
-    return target(accelerator)
+    return target(accelerator_named(__name__, attribute))
