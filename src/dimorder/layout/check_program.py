@@ -26,7 +26,7 @@ from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.problem import Extracted, boundary_axes
 from dimorder.layout.rewrite import at_boundary
 from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.ops.problem_map import Arrangement, layout_of
+from dimorder.ops.problem_map import Arrangement, layout_of, layouts_of
 from dimorder.ops.relation import AxedTensor, Relation
 from dimorder.ops.table import elements_of, operands
 from dimorder.planning.plan import LayoutPlan
@@ -169,7 +169,7 @@ def _configured_faults(problems: Sequence[Extracted], index: int, verdicts: Verd
     offered = {(*config.reads, *config.writes) for config in step.configs}
     for number, form in enumerate(site.forms):
         default = Arrangement(formed(default_tokens(site), form), ((),) * len(site.views), number)
-        layouts = tuple(layout_of(i, site, default) for i in range(len(site.views)))
+        layouts = layouts_of(site, default)
         if layouts not in offered and refused(default) is None:
             yield f"its default {layouts}, {site.implementations[number].name}, is not offered"
 

@@ -19,7 +19,7 @@ from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidate
 from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.costs import Costs
 from dimorder.layout.site_map import SiteMap, map_sites, require_alike
-from dimorder.ops.problem_map import Arrangement, BufferInfo, Site, dimension_axes, layout_of, transposes
+from dimorder.ops.problem_map import Arrangement, BufferInfo, Site, dimension_axes, layouts_of, transposes
 from dimorder.ops.relation import AxisOrder, Token
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Buffer, Config, Cost, InvalidChoice, LayoutProblem, Step, add_costs
@@ -279,7 +279,7 @@ class _Extractor:
                 self.truncated = True
                 break
             arrangement = Arrangement(tokens, absorbed, implementation)
-            layouts = tuple(layout_of(i, site, arrangement) for i in range(len(site.views)))
+            layouts = layouts_of(site, arrangement)
             pairs = zip(site.views, layouts, strict=True)
             if not all(order in candidates[view.buffer] for view, order in pairs):
                 continue

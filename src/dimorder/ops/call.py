@@ -14,7 +14,7 @@ from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import args_of, dynamic_dims
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.builder import AxisGroup, Builder
-from dimorder.ops.problem_map import Arrangement, Site, dimension_axes, layout_of
+from dimorder.ops.problem_map import Arrangement, Site, dimension_axes, layouts_of
 from dimorder.ops.relation import AxedTensor, Token, is_named, token_axes
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ class Call:
     def __init__(self, builder: Builder, site: Site, arrangement: Arrangement) -> None:
         self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
         self.target: Any = site.node.target
-        self.orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        self.orders = layouts_of(site, arrangement)
         self.dynamic = [
             builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)
         ]

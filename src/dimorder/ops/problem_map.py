@@ -112,6 +112,11 @@ def layout_of(position: int, site: Site, arrangement: Arrangement) -> AxisOrder:
     )
 
 
+def layouts_of(site: Site, arrangement: Arrangement) -> tuple[AxisOrder, ...]:
+    """Return the buffer orders that an arrangement gives the tensors of a site's views."""
+    return tuple(layout_of(position, site, arrangement) for position in range(len(site.views)))
+
+
 def dimension_axes(view: BufferView, shape: Sequence[int], buffers: Sequence[BufferInfo]) -> list[AxisOrder]:
     """Return the buffer axes of each dimension of a value of shape `shape`."""
     sizes, left = buffers[view.buffer].tensor.sizes, list(view.axes)

@@ -9,7 +9,7 @@ from typing import Literal
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.graph.nodes import module_of, operator_name, results, where
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.problem_map import BufferInfo, layout_of
+from dimorder.ops.problem_map import BufferInfo, layouts_of
 from dimorder.ops.relation import AxisOrder
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.order_names import order_name, whole_order
@@ -62,7 +62,7 @@ def operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
     module = ""
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][choice[index]]
-        orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        orders = layouts_of(site, arrangement)
         buffers = [extracted.buffers[view.buffer] for view in site.views]
         named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
         contract = site.kind in ("input", "output", "state")
