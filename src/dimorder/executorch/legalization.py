@@ -35,7 +35,7 @@ from dimorder.executorch.rules import Rules, faults, functional_of, name_of, res
 from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 from dimorder.planning.solve import solve
-from dimorder.runtime.kernels import CONTIGUOUS, LAST
+from dimorder.runtime.kernels import CONTIGUOUS, LAST, OTHER
 
 # `mul.Tensor(x, 2)` gets its number as a tensor without dims, which channels-last kernels refuse (0x12). The
 # overloads for numbers take any order.
@@ -293,7 +293,7 @@ def _letter(value: torch.Tensor) -> str:
     found = label(value)
     if found.is_contiguous:
         return CONTIGUOUS
-    return LAST if found == NHWC else "X"
+    return LAST if found == NHWC else OTHER
 
 
 def _promised(value: torch.Tensor) -> tuple[str, ...]:
