@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.ops.problem_map import BufferInfo
 
-_LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
+LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}  # the dimensions of images, by rank
 _DIGITS, _SMALL = [str(i) for i in range(64)], string.ascii_lowercase
 
 
@@ -29,7 +29,7 @@ def order_name(info: BufferInfo, order: Sequence[int], *, is_image: bool | None 
         return (describe(whole) if is_image else str(whole.dims)) if shape else "scalar"
     dims = [owner[axis] for axis in order]
     letters, pieces = (
-        (_LETTERS[len(shape)], _DIGITS) if is_image and len(shape) in _LETTERS else (_DIGITS, _SMALL)
+        (LETTERS[len(shape)], _DIGITS) if is_image and len(shape) in LETTERS else (_DIGITS, _SMALL)
     )
     cut = {d: axes for d in sorted(set(dims)) if len(axes := [a for a, o in enumerate(owner) if o == d]) > 1}
     names = (
@@ -53,4 +53,4 @@ def whole_order(info: BufferInfo, order: Sequence[int]) -> DimOrder | None:
 def _is_image(info: BufferInfo) -> bool:
     """Return whether dims are those of images: a batch, channels, and dims along which kernels move."""
     moved_along = {d for d, size in enumerate(info.shape) if d > 1 and size != 1}
-    return len(info.shape) in _LETTERS and bool(moved_along) and info.tensor.spatial == moved_along
+    return len(info.shape) in LETTERS and bool(moved_along) and info.tensor.spatial == moved_along

@@ -25,7 +25,7 @@ from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import is_getitem, origin_of, results, where
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.plans.network_plan import NetworkPlan
-from dimorder.plans.order_names import order_name, whole_order
+from dimorder.plans.order_names import LETTERS, order_name, whole_order
 from dimorder.text import columns, shape_text
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ _IN_THE_SHAPE = ("size", "shape")  # arguments that the result's own shape shows
 
 _SIZES = ("kernel_size", "stride", "dilation", "output_size")  # written as shapes are: 3×2
 
-_LETTERS = {2: "NC", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
+_LETTERS = {2: "NC", **LETTERS}
 
 
 @dataclass(frozen=True)
