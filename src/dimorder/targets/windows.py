@@ -21,6 +21,15 @@ def is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
     return groups > 1 and weight_ohwi[3] == 1
 
 
+def spans(dilation: Sequence[int], kernel: Sequence[int]) -> list[int]:
+    """Return how many elements of the input a dilated kernel covers along each dimension.
+
+    >>> spans([2, 1], [3, 5])
+    [5, 5]
+    """
+    return [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+
+
 def unfit_taps(a: Arguments) -> str | None:
     """Return that a depthwise kernel has too many taps, or None (see PART_TAPS)."""
     weight = shape_of(a.weight_ohwi)
@@ -28,6 +37,11 @@ def unfit_taps(a: Arguments) -> str | None:
     if is_depthwise(a.groups, weight) and taps > PART_TAPS:
         return f"a depthwise kernel of {taps} taps; XNNPACK is fast up to {PART_TAPS}"
     return None
+
+
+def unfit_dilation(a: Arguments, operator: str) -> str | None:
+    """Return that a pool is dilated, which an operator of the target is not, or None."""
+    return None if set(a.dilation) <= {1} else f"dilation {a.dilation}; {operator} has none"
 
 
 def is_whole_picture(a: Arguments, shape: Sequence[int]) -> bool:

@@ -30,6 +30,8 @@ from dimorder.targets.windows import (
     mean_taps,
     nearest_reads,
     pool_factors,
+    spans,
+    unfit_dilation,
     unfit_multiple,
     unfit_scale,
     unfit_taps,
@@ -42,7 +44,7 @@ SAME, VALID = 0, 1
 
 def _conv2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     weight = a.weight_ohwi
-    window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:3], strict=True)]
+    window = spans(a.dilation, weight.shape[1:3])
     scheme, x = _padded(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
     options = {
         "padding": scheme,
@@ -108,7 +110,7 @@ def _check_conv2d(a: Arguments) -> str | None:
 
 def _conv3d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     weight = a.weight_odhwi
-    window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:4], strict=True)]
+    window = spans(a.dilation, weight.shape[1:4])
     scheme, x = _padded(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
     options = {"padding": scheme, **dict(zip(("strideD", "strideH", "strideW"), a.stride, strict=True))}
     names = ("dilationDFactor", "dilationHFactor", "dilationWFactor")
@@ -212,8 +214,7 @@ def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
 
 
 def _check_max_pool(a: Arguments) -> str | None:
-    pair = a.dilation if isinstance(a.dilation, (list, tuple)) else [a.dilation]
-    return check_float(a) if set(pair) <= {1} else f"dilation {a.dilation}; MAX_POOL_2D has none"
+    return unfit_dilation(a, "MAX_POOL_2D") or check_float(a)
 
 
 def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:

@@ -23,6 +23,7 @@ from dimorder.targets.tosa.dtypes import FLOATS, WIDEST, accumulator_type, sum_t
 from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+from dimorder.targets.windows import spans, unfit_dilation
 
 # A window of one element, without padding.
 EACH_PIXEL: Mapping[str, Any] = MappingProxyType({"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]})
@@ -38,7 +39,7 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     flat, x = len(a.stride) == 2, w.dense(a.x)
     weight = _weight(a)
     dilation = [d if k > 1 else 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
-    window = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[1:-1], strict=True)]
+    window = spans(dilation, weight.shape[1:-1])
     padding, x = exact_padding(w, x, window, a.stride, a.padding, a.shape)
     options = {"pad": padding, "stride": list(a.stride), "dilation": dilation}
     write = partial(conv, w, options=options, zero_points=_zero_points(a))
@@ -189,7 +190,7 @@ def check_convolution(a: Arguments) -> str | None:
 
 
 def check_transposed(a: Arguments) -> str | None:
-    kernel = [d * (k - 1) + 1 for d, k in zip(a.dilation, shape_of(a.weight_ohwi)[1:3], strict=True)]
+    kernel = spans(a.dilation, shape_of(a.weight_ohwi)[1:3])
     if any(p >= k for p, k in zip(a.padding, kernel, strict=True)):
         return f"padding {a.padding} that is not below the kernel {kernel}"
     return check_convolution(a)
@@ -203,9 +204,8 @@ def _max_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.op("MAX_POOL2D", [x], a.shape, kernel=list(a.kernel_size), stride=list(a.stride), pad=pads)
 
 
-def check_max_pool(a: Arguments) -> str | None:
-    pair = a.dilation if isinstance(a.dilation, (list, tuple)) else [a.dilation]
-    return check_float(a) if set(pair) <= {1} else f"dilation {a.dilation}; TOSA's MAX_POOL2D has none"
+def _check_max_pool(a: Arguments) -> str | None:
+    return unfit_dilation(a, "TOSA's MAX_POOL2D") or check_float(a)
 
 
 def _avg_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -251,7 +251,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         dimorder.conv_transpose2d_nhwc.default: Row(
             conv_transpose2d, check_transposed, halves=is_of_one_type
         ),
-        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, check_max_pool, halves=is_of_one_type),
+        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, _check_max_pool, halves=is_of_one_type),
         dimorder.avg_pool2d_nhwc.default: Row(
             _avg_pool2d, check_float, halves=lambda a: a.divisor_override is None
         ),
