@@ -200,7 +200,7 @@ def check_transposed(a: Arguments) -> str | None:
 
 
 def _max_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
-    pads, x = exact_padding(w, w.dense(a.x), a.kernel_size, a.stride, _both_sides(a.padding), a.shape)
+    pads, x = exact_padding(w, w.dense(a.x), a.kernel_size, a.stride, both_sides(a.padding), a.shape)
     return w.op("MAX_POOL2D", [x], a.shape, kernel=list(a.kernel_size), stride=list(a.stride), pad=pads)
 
 
@@ -213,7 +213,7 @@ def _avg_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
 
     AVG_POOL2D divides by the taps inside the input.
     """
-    x, window, sides = w.dense(a.x), (a.kernel_size, a.stride), _both_sides(a.padding)
+    x, window, sides = w.dense(a.x), (a.kernel_size, a.stride), both_sides(a.padding)
     if a.divisor_override is not None:  # elements that ceil mode adds count too
         sides, x = exact_padding(w, x, *window, sides, a.shape)
     if a.count_include_pad or a.divisor_override is not None:
@@ -240,7 +240,8 @@ def avg_pool(
     return w.op("AVG_POOL2D", [x, *zeros], shape, acc_type=accumulator, **sizes)
 
 
-def _both_sides(padding: Sequence[int]) -> list[int]:
+def both_sides(padding: Sequence[int]) -> list[int]:
+    """Return the padding before and after each dimension, from one that is the same on both sides."""
     return [amount for amount in padding for _ in range(2)]
 
 

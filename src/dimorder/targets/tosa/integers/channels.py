@@ -96,7 +96,7 @@ def depthwise(
 
     The result has `shape`.
     """
-    sides = [p for p in padding for _ in range(2)]
+    sides = spatial.both_sides(padding)
     channels, zero_point = weight.shape[0], of.zero_point
     sums = spatial.convolve(
         w, x, weight, shape, bias=bias, stride=stride, padding=sides, groups=channels, zero_point=zero_point
