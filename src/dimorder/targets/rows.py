@@ -98,6 +98,17 @@ def unfit_matrices(a: Arguments) -> str | None:
     return "a product whose left operand lies transposed" if is_transposed(a.self) else None
 
 
+def constant_matrix(operand: Any) -> torch.Tensor | None:
+    """Return a constant operand of a matmul as one matrix, or None for a batch or a computed one.
+
+    >>> constant_matrix(torch.ones(1, 3, 5)).shape, constant_matrix(torch.ones(2, 3, 5))
+    (torch.Size([3, 5]), None)
+    """
+    if not isinstance(operand, torch.Tensor) or math.prod(operand.shape[:-2]) != 1:
+        return None
+    return operand.reshape(operand.shape[-2:])
+
+
 def ordered_bounds(target: Any, a: Arguments) -> tuple[float, float]:
     """Return the bounds of a clamp. If they cross, both are the upper one, as in torch."""
     low, high = clamp_bounds(target, vars(a))

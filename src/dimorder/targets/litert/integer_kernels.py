@@ -34,7 +34,7 @@ from dimorder.targets.integer_kernels import (
 )
 from dimorder.targets.litert.integers import activation, group_scales
 from dimorder.targets.litert.spatial import pool_padding
-from dimorder.targets.rows import reduced_dims
+from dimorder.targets.rows import constant_matrix, reduced_dims
 from dimorder.targets.table import Arguments, shape_of
 from dimorder.targets.windows import PART_TAPS, is_whole_picture, mean_taps, pool_factors, unfit_multiple
 
@@ -73,9 +73,8 @@ def _unfit_group_scales(weight: Tensor) -> str | None:
 
 
 def _matmul(a: Arguments) -> FoundKernel:
-    if isinstance(a.other, Tensor) and math.prod(a.other.shape[:-2]) == 1:
-        return weighted(a.other.reshape(a.other.shape[-2:]).t(), None, ("other",))
-    return MATRICES
+    matrix = constant_matrix(a.other)
+    return MATRICES if matrix is None else weighted(matrix.t(), None, ("other",))
 
 
 def _alpha(kernel: IntegerKernel) -> KernelRule:

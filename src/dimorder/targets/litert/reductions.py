@@ -18,7 +18,14 @@ from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.moves import pad
 from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import MOST_IN_A_SUM, reduced_by, rows_of_a_sum, unfit_matrices, unfit_softmax
+from dimorder.targets.rows import (
+    MOST_IN_A_SUM,
+    constant_matrix,
+    reduced_by,
+    rows_of_a_sum,
+    unfit_matrices,
+    unfit_softmax,
+)
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -72,9 +79,9 @@ def matmul(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue, is_transposed: bool 
 
 def _matmul(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     left, right = w.dense(a.self), a.other
-    if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
-        y = linear(w, left, right.reshape(right.shape[-2:]).t(), None)
-        return w.reshape(y, a.shape)
+    matrix = constant_matrix(right)
+    if matrix is not None:
+        return w.reshape(linear(w, left, matrix.t(), None), a.shape)
     if isinstance(right, View) and not right.is_dense and right.is_transposed:
         return matmul(w, left, right.value, True)
     return matmul(w, left, w.dense(right))

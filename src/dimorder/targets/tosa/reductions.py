@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.rows import MOST_IN_A_SUM, reduced_by, rows_of_a_sum
+from dimorder.targets.rows import MOST_IN_A_SUM, constant_matrix, reduced_by, rows_of_a_sum
 from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed, shape_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, accumulator_type
 from dimorder.targets.tosa.moves import pad, tile
@@ -59,10 +59,10 @@ def matmul(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int]
 
 
 def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
-    left, right = a.self, a.other
-    if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
-        return linear(w, w.dense(left), right.reshape(right.shape[-2:]).t(), None)
-    return matmul(w, w.dense(left), w.dense(right))
+    matrix = constant_matrix(a.other)
+    if matrix is not None:
+        return linear(w, w.dense(a.self), matrix.t(), None)
+    return matmul(w, w.dense(a.self), w.dense(a.other))
 
 
 def check_matmul(a: Arguments) -> str | None:

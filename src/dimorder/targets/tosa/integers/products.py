@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from dimorder.graph.quantized import IntegerType, Scaled, in_float32
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.physical.fuse_quantized import FoundKernel
+from dimorder.targets.rows import constant_matrix
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
@@ -78,14 +78,15 @@ def limit_of(weight: Tensor, bias: Tensor | None, of: IntegerType) -> int:
 
 def _matmul(w: W, a: Arguments) -> Accumulator:
     left, right = a.self, a.other
-    if isinstance(right, Tensor) and not _is_batch(right):
+    rows, columns = constant_matrix(left), constant_matrix(right)
+    if columns is not None:
         x, of = as_integers(w, w.dense(left))
-        weight, scales, zero_point = _weight(_right_weight(right))
+        weight, scales, zero_point = _weight(columns.t())
         sums = reductions.linear(w, x, weight, None, (of.zero_point, zero_point))
         scales = scales * in_float32(of.scale)
         return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
-    if isinstance(left, Tensor) and not _is_batch(left):
-        return _weight_first(w, left, *as_integers(w, w.dense(right)))
+    if rows is not None:
+        return _weight_first(w, rows, *as_integers(w, w.dense(right)))
     (x, x_of), (y, y_of) = _matrices(w, left), _matrices(w, right)
     sums = reductions.matmul(w, x, y, (x_of.zero_point, y_of.zero_point))
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
@@ -101,31 +102,21 @@ def _matrices(w: W, operand: Any) -> tuple[TosaValue, IntegerType]:
     return w.constant(operand.integers.values), of
 
 
-def _is_batch(constant: Tensor) -> bool:
-    return math.prod(constant.shape[:-2]) != 1
-
-
-def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
+def _weight_first(w: W, rows: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
     """Return W x, with one scale per row."""
-    weight, scales, zero_point = _weight(_left_weight(left))
+    weight, scales, zero_point = _weight(rows)
     sums = reductions.matmul(w, w.constant(weight), x, (zero_point, of.zero_point))
     scales = (scales * in_float32(of.scale))[:, None]
     return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
 
 
-def _right_weight(right: Tensor) -> Tensor:
-    """Return a constant right matrix with its output channels first."""
-    return right.reshape(right.shape[-2:]).t()
-
-
-def _left_weight(left: Tensor) -> Tensor:
-    return left.reshape(left.shape[-2:])
-
-
 def _matmul_kernel(a: Arguments) -> FoundKernel:
-    for constant, weight_of in ((a.other, _right_weight), (a.self, _left_weight)):
+    for constant, is_right in ((a.other, True), (a.self, False)):
+        matrix = constant_matrix(constant)
+        if matrix is not None:
+            return weighted(matrix.t() if is_right else matrix)
         if isinstance(constant, Tensor):
-            return _batch_kernel(constant) if _is_batch(constant) else weighted(weight_of(constant))
+            return _batch_kernel(constant)
     return INTEGERS
 
 
