@@ -140,7 +140,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     *(("unbind.int", f"x, {dim}", "345") for dim in (0, 1)),
     *(("index_select", f"x, {dim}, i", "345") for dim in (0, 1, -1)),
     *(("gather", f"x, {dim}, h", "345") for dim in (1, -1)),
-    *(("scatter.src", f"x, {dim}, h, y", "345") for dim in (1,)),
+    ("scatter.src", "x, 1, h, y", "345"),
     ("scatter.value", "x, 1, h, 2.0", "345"),
     ("scatter_add", "x, 1, h, y", "345"),
     ("index.Tensor", "x, [None, i]", "345"),

@@ -56,9 +56,9 @@ def faults(
     for node in program.graph.nodes:
         if node.op != "call_function" or not rules.is_computed(node):
             continue
-        operands = rules.operands(node, label)
-        if not rules.accepts(node, operands, results_of(node.meta.get("val"))):
-            found.append(rules.fault(node, operands, results_of(node.meta.get("val"))))
+        operands, results = rules.operands(node, label), results_of(node.meta.get("val"))
+        if not rules.accepts(node, operands, results):
+            found.append(rules.fault(node, operands, results))
     return found
 
 

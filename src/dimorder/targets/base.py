@@ -25,8 +25,9 @@ from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.network_calls import Run
 
-# The defaults of the fields that an artifact does not define itself.
 Content = TypeVar("Content")
+
+# The defaults of the fields that an artifact does not define itself.
 _NOTHING: Mapping[str, Any] = MappingProxyType(
     {
         "companions": {},

@@ -21,13 +21,7 @@ class NpuLayer:
     macs: int
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "operator": self.place.operator,
-            "source": self.place.source,
-            "kind": self.kind,
-            "cycles": self.cycles,
-            "macs": self.macs,
-        }
+        return {**asdict(self.place), "kind": self.kind, "cycles": self.cycles, "macs": self.macs}
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.physical.fuse_quantized import KernelRule
 
 aten = torch.ops.aten
-_IN_FLOAT32 = HALVES | {
-    torch.float64
-}  # the types of calls that are computed in float32, if a target has them
+# The types of calls that are computed in float32, if a target has them.
+_IN_FLOAT32 = HALVES | {torch.float64}
 
 
 class Dense(Protocol):
@@ -95,10 +94,8 @@ def has_exact_numbers(arguments: Arguments) -> bool:
     >>> [has_exact_numbers(Arguments(floats={torch.float16}, other=other)) for other in (0.25, 0.1, 1e5)]
     [True, False, False]
     """
-    (dtype, *others), numbers = (
-        arguments.floats,
-        (n for n in vars(arguments).values() if type(n) in (int, float)),
-    )
+    dtype, *others = arguments.floats
+    numbers = (n for n in vars(arguments).values() if type(n) in (int, float))
     return not others and all(float(torch.tensor(number, dtype=dtype)) == number for number in numbers)
 
 

@@ -160,7 +160,7 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     trying = replace(made, emit=partial(emits, tries_forms=True))
     plans = [
         (objective, replace(trying, costs={**made.costs, "cycles": estimated_costs(accelerator)}))
-        for objective in ("bytes", "count", "cycles")
+        for objective in (*made.costs, "cycles")
     ]
     if is_u85(accelerator):
         plans += [(objective, replace(each, capabilities=weights_last)) for objective, each in plans]

@@ -96,9 +96,8 @@ class _GraphMerger:
         self.nodes: list[TfLiteNode] = []
         self.sizes = SizeOperators(self.tensors, self.nodes, table)
         self.computed = set[_TensorNames]()
-        self.rows: dict[
-            _TensorNames, str
-        ] = {}  # by constant: its content, of size 1 wherever it only repeats
+        # By constant: its content, of size 1 wherever it only repeats.
+        self.rows: dict[_TensorNames, str] = {}
         for names in zip(*(graph.inputs.values() for graph in graphs), strict=True):
             self._add_value(names)
             self.sizes.add_input(names[0])

@@ -1,8 +1,8 @@
 """Represent the program's floats in a graph of integers: as integers that stand for numbers.
 
-A dequantised value stays the int8 that it came from, with a number for each of the 256. A function of it,
-element by element, only changes these numbers, and writes no operator. A sum is int32 with scales. Both are
-written when they are quantised: by one RESCALE, CLAMP or TABLE.
+A dequantised value stays the integers that it came from, with a number for each integer of their type. A
+function of it, element by element, only changes these numbers, and writes no operator. A sum is wider
+integers with scales. Both are written when they are quantised: by one RESCALE, CLAMP or TABLE.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAIN = Forms()
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """A function of int8 values: the integers, what they stand for, and `numbers[i - low]` for integer i."""
+    """A function of one value: its integers, what they stand for, and `numbers[i - low]` for integer i."""
 
     integers: TosaValue
     of: IntegerType
@@ -64,7 +64,7 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Accumulator:
-    """32-bit integers, each of which stands for itself times a scale, clipped between two bounds.
+    """Integers of 32 or 48 bits, each of which stands for itself times a scale, clipped between two bounds.
 
     `scales` broadcast against the last dimensions. `limit` is the largest magnitude of the integers. `error`
     is the possible error of the numbers after a TABLE, which rounds and may interpolate.
