@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,9 +14,23 @@ from dimorder.targets.graph_writer import ViewWriter
 from dimorder.targets.table import Arguments, Row, V, View, is_conversion, is_transposed, whole
 
 aten = torch.ops.aten
+Entry = TypeVar("Entry")
 
 MAX_EXPONENT = 16  # of a power by multiplications: above it, their rounding errors add up
 CLAMPS_OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
+
+
+def by_overload(entries: Mapping[Any, Entry]) -> dict[Any, Entry]:
+    """Return an entry for each operator as one for each of its overloads: with a tensor, and with a number.
+
+    >>> [str(overload) for overload in by_overload({aten.mul: "MUL"})]
+    ['aten.mul.Tensor', 'aten.mul.Scalar']
+    """
+    return {
+        overload: entry
+        for operator, entry in entries.items()
+        for overload in (operator.Tensor, operator.Scalar)
+    }
 
 
 def clone(w: ViewWriter[V], a: Arguments) -> View[V] | V:

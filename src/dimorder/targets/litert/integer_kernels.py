@@ -34,7 +34,7 @@ from dimorder.targets.integer_kernels import (
 )
 from dimorder.targets.litert.integers import activation, group_scales
 from dimorder.targets.litert.spatial import pool_padding
-from dimorder.targets.rows import constant_matrix, reduced_dims
+from dimorder.targets.rows import by_overload, constant_matrix, reduced_dims
 from dimorder.targets.table import Arguments, shape_of
 from dimorder.targets.windows import PART_TAPS, is_whole_picture, mean_taps, pool_factors, unfit_multiple
 
@@ -162,12 +162,8 @@ KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
         dimorder.prelu_last.default: OTHERWISE,
         aten.linear.default: _linear,
         aten.matmul.default: _matmul,
-        **{each.Tensor: _alpha(PLUS) for each in (aten.add, aten.sub, aten.rsub)},
-        **{each.Scalar: _alpha(PLUS) for each in (aten.add, aten.sub, aten.rsub)},
-        aten.mul.Tensor: TIMES,
-        aten.mul.Scalar: TIMES,
-        aten.div.Tensor: OTHERWISE,
-        aten.div.Scalar: OTHERWISE,
+        **by_overload(dict.fromkeys((aten.add, aten.sub, aten.rsub), _alpha(PLUS))),
+        **by_overload({aten.mul: TIMES, aten.div: OTHERWISE}),
         aten.leaky_relu.default: OTHERWISE,
         aten.sum.dim_IntList: _sum,
         aten.mean.dim: _reduction(MEAN),

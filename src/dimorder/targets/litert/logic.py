@@ -28,7 +28,7 @@ from dimorder.targets.litert.pointwise import (
     value,
 )
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import truth_rows
+from dimorder.targets.rows import by_overload, truth_rows
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -138,19 +138,18 @@ def _quotient(function: Callable[..., LiteRtValue]) -> Row:
 _BY_MODE = {None: kind2("DIV"), "floor": _floor, "trunc": _towards_zero}
 _mode_row = Row(lambda w, a: _BY_MODE[a.rounding_mode](w, *both(w, a)), check_number)
 
-_COMPARISONS = {
-    aten.eq: _compare("EQUAL"),
-    aten.ne: _compare("NOT_EQUAL"),
-    aten.gt: _compare("GREATER"),
-    aten.lt: _compare("LESS"),
-    aten.ge: _compare("GREATER_EQUAL"),
-    aten.le: _compare("LESS_EQUAL"),
-}
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
-        **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
+        **by_overload(
+            {
+                aten.eq: _compare("EQUAL"),
+                aten.ne: _compare("NOT_EQUAL"),
+                aten.gt: _compare("GREATER"),
+                aten.lt: _compare("LESS"),
+                aten.ge: _compare("GREATER_EQUAL"),
+                aten.le: _compare("LESS_EQUAL"),
+            }
+        ),
         aten.isnan.default: Row(_isnan),
         aten.view.dtype: Row(
             lambda w, a: w.elementwise("BITCAST", w.dense(a.self), dtype=a.dtype), _check_bits
@@ -163,9 +162,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.div.Scalar_mode: _mode_row,
         aten.floor_divide.default: _quotient(_floor),
         aten.floor_divide.Scalar: _quotient(_floor),
-        aten.fmod.Tensor: _quotient(_fmod),
-        aten.fmod.Scalar: _quotient(_fmod),
-        aten.remainder.Tensor: _quotient(_remainder),
-        aten.remainder.Scalar: _quotient(_remainder),
+        **by_overload({aten.fmod: _quotient(_fmod), aten.remainder: _quotient(_remainder)}),
     }
 )

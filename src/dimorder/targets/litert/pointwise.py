@@ -19,7 +19,14 @@ from dimorder.targets.litert.coefficients import ERF_P, ERF_Q
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.integers import ACTIVATIONS, CLAMPS
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import CLAMPS_OF_FLOATS, MAX_EXPONENT, ordered_bounds, unfit_elu, unfit_softplus
+from dimorder.targets.rows import (
+    CLAMPS_OF_FLOATS,
+    MAX_EXPONENT,
+    by_overload,
+    ordered_bounds,
+    unfit_elu,
+    unfit_softplus,
+)
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -324,18 +331,17 @@ def _prelu(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return add(w, clamp(w, x, 0), mul(w, clamp(w, x, high=0), slope))
 
 
-_ARITHMETIC = {
-    aten.add: _binary(kind2("ADD"), _check_type),
-    aten.sub: _binary(kind2("SUB")),
-    aten.rsub: _binary(kind2("SUB"), reverse=True),
-    aten.mul: _binary(kind2("MUL"), _check_type),
-    aten.div: _binary(kind2("DIV"), check_float),
-}
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        **{overloads.Tensor: row for overloads, row in _ARITHMETIC.items()},
-        **{overloads.Scalar: row for overloads, row in _ARITHMETIC.items()},
+        **by_overload(
+            {
+                aten.add: _binary(kind2("ADD"), _check_type),
+                aten.sub: _binary(kind2("SUB")),
+                aten.rsub: _binary(kind2("SUB"), reverse=True),
+                aten.mul: _binary(kind2("MUL"), _check_type),
+                aten.div: _binary(kind2("DIV"), check_float),
+            }
+        ),
         aten.maximum.default: _binary(kind2("MAXIMUM"), _check_type),
         aten.minimum.default: _binary(kind2("MINIMUM"), _check_type),
         aten.atan2.default: _binary(atan2, check_float),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dimorder.targets.rows import by_overload
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.tosa.pointwise import (
     add,
@@ -128,7 +129,6 @@ def _row(function: Callable[..., TosaValue], check: Callable[[Arguments], str | 
 _BY_MODE = {None: div, "floor": _floor, "trunc": _towards_zero}
 _mode_row = Row(lambda w, a: _BY_MODE[a.rounding_mode](w, *both(w, a)), check_number)
 _floor_row = _row(_floor, check_number)
-_fmod_row, _remainder_row = _row(_fmod, check_float), _row(_remainder, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
@@ -136,9 +136,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.div.Scalar_mode: _mode_row,
         aten.floor_divide.default: _floor_row,
         aten.floor_divide.Scalar: _floor_row,
-        aten.fmod.Tensor: _fmod_row,
-        aten.fmod.Scalar: _fmod_row,
-        aten.remainder.Tensor: _remainder_row,
-        aten.remainder.Scalar: _remainder_row,
+        **by_overload({aten.fmod: _row(_fmod, check_float), aten.remainder: _row(_remainder, check_float)}),
     }
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.targets.rows import truth_rows
+from dimorder.targets.rows import by_overload, truth_rows
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.calls import dtype_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES
@@ -44,9 +44,7 @@ _BY_NAME = {
     aten.ge: TosaComparison("GREATER_EQUAL"),
     aten.le: TosaComparison("GREATER_EQUAL", swap=True),
 }
-COMPARISONS: Mapping[Any, TosaComparison] = MappingProxyType(
-    {each: found for name, found in _BY_NAME.items() for each in (name.Tensor, name.Scalar)}
-)
+COMPARISONS: Mapping[Any, TosaComparison] = MappingProxyType(by_overload(_BY_NAME))
 
 
 def _compare(comparison: TosaComparison) -> Row:

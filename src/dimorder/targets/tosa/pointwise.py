@@ -13,7 +13,14 @@ from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
-from dimorder.targets.rows import CLAMPS_OF_FLOATS, MAX_EXPONENT, ordered_bounds, unfit_elu, unfit_softplus
+from dimorder.targets.rows import (
+    CLAMPS_OF_FLOATS,
+    MAX_EXPONENT,
+    by_overload,
+    ordered_bounds,
+    unfit_elu,
+    unfit_softplus,
+)
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES, WIDEST
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -332,18 +339,17 @@ def _to_copy(w: TosaWriter, a: Arguments) -> TosaValue:
     return cast(w, x, DTYPES[a.dtype])
 
 
-_ARITHMETIC = {
-    aten.add: _binary(add),
-    aten.sub: _binary(_kind2("SUB")),
-    aten.rsub: _binary(_kind2("SUB"), reverse=True),
-    aten.mul: _binary(mul),
-    aten.div: replace(_binary(div), halves=_in_float32),  # by a reciprocal, which is rounded too
-}
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        **{overloads.Tensor: row for overloads, row in _ARITHMETIC.items()},
-        **{overloads.Scalar: row for overloads, row in _ARITHMETIC.items()},
+        **by_overload(
+            {
+                aten.add: _binary(add),
+                aten.sub: _binary(_kind2("SUB")),
+                aten.rsub: _binary(_kind2("SUB"), reverse=True),
+                aten.mul: _binary(mul),
+                aten.div: replace(_binary(div), halves=_in_float32),  # by a reciprocal, which is rounded too
+            }
+        ),
         aten.maximum.default: _binary(_kind2("MAXIMUM")),
         aten.minimum.default: _binary(_kind2("MINIMUM")),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),

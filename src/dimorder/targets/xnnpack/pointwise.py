@@ -23,7 +23,7 @@ from dimorder.targets.integer_kernels import (
     unfit_dynamic,
     unfit_quantize,
 )
-from dimorder.targets.rows import MAX_EXPONENT
+from dimorder.targets.rows import MAX_EXPONENT, by_overload
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
@@ -256,16 +256,15 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         DEQUANTIZE: Row(lambda w, a: a.input, _check_quantize, integers=True),
         aten._to_copy.default: Row(lambda w, a: w.cast(a.self, a.dtype), halves=lambda a: True),
         FAKE_QUANTIZE_DYNAMIC: Row(lambda w, a: a.x, unfit_dynamic),  # the reader quantises, or reads floats
-        aten.add.Tensor: _binary("Add"),
-        aten.add.Scalar: _binary("Add"),
-        aten.sub.Tensor: _binary("Subtract"),
-        aten.sub.Scalar: _binary("Subtract"),
-        aten.rsub.Tensor: _binary("Subtract", reverse=True),
-        aten.rsub.Scalar: _binary("Subtract", reverse=True),
-        aten.mul.Tensor: _binary("Multiply", TIMES),
-        aten.mul.Scalar: _binary("Multiply", TIMES),
-        aten.div.Tensor: _binary("Div", OTHERWISE),
-        aten.div.Scalar: _binary("Div", OTHERWISE),
+        **by_overload(
+            {
+                aten.add: _binary("Add"),
+                aten.sub: _binary("Subtract"),
+                aten.rsub: _binary("Subtract", reverse=True),
+                aten.mul: _binary("Multiply", TIMES),
+                aten.div: _binary("Div", OTHERWISE),
+            }
+        ),
         aten.maximum.default: _binary("Maximum", CHOICE),
         aten.minimum.default: _binary("Minimum", CHOICE),
         **{target: _clamp(target) for target in CLAMP_BOUNDS},
