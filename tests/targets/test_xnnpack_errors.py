@@ -47,7 +47,7 @@ FLOAT64 = "torch.float64 where this target computes in torch.float32; convert wi
     ],
 )
 def test_supports_says_why_not(function: Callable[..., Any], x: Tensor, reason: str | None) -> None:
-    assert OPERATORS.supports(node_of(function, (x,))) == reason
+    assert OPERATORS.supports(node_of(function, (x,)), ()) == reason
 
 
 class Counter(torch.nn.Module):

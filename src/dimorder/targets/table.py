@@ -165,11 +165,10 @@ class Table:
         """How the target computes each operator between integers."""
         return {target: row.kernel for target, row in self.rows.items()}
 
-    def supports(self, node: Node, constants: Collection[Node] | None = None) -> str | None:
+    def supports(self, node: Node, constants: Collection[Node]) -> str | None:
         """Return None if the target computes `node`, else the reason why not.
 
-        `constants` are the nodes whose value is known ahead of time. By default these are the placeholders
-        that torch.export names as parameters, buffers and constants.
+        `constants` are the nodes whose value is known ahead of time.
         """
         if node.op != "call_function":
             return None
@@ -179,10 +178,6 @@ class Table:
         row = self.rows.get(node.target)
         if row is None:
             return f"{self.name} has no {node.target}"
-        if constants is None:
-            constants = [
-                n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")
-            ]
         arguments = bind(node, lambda n: n)
         arguments.is_constant = lambda argument: argument is None or argument in constants
         if row.is_widened(arguments):
