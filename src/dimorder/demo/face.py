@@ -17,7 +17,6 @@ from dimorder.clock import Progress, report_each
 from dimorder.demo import face_networks as networks
 from dimorder.demo import photo
 from dimorder.errors import DimorderError, writable
-from dimorder.runtime.guard import OnMismatch
 from dimorder.runtime.program import Program
 
 NETWORKS: tuple[tuple[str, Callable[[], nn.Module]], ...] = (
@@ -80,7 +79,7 @@ def show_results(image: Image, out: Path, say: Say) -> None:
     say("           the face                the helmet")
     say("           eager       .pte        eager       .pte")
     for name, factory in NETWORKS:
-        eager, program = factory(), _load(_path(out, name, "NHWC"))
+        eager, program = factory(), dimorder.load(_path(out, name, "NHWC"))
         values = [face_probability(run, name, image, box) for box in CROPS for run in (eager, program)]
         say(f"  {TITLES[name]}    " + "   ".join(f"{value:.7f}" for value in values))
 
@@ -102,7 +101,7 @@ def show_int8(image: Image, out: Path, say: Say, progress: Progress) -> None:
         lowered = dimorder.lower(quantised, target="xnnpack", input_orders="NHWC")
         lowered.save(path)
         paths = (_path(out, name, "NHWC"), path)
-        runs = [_load(each) for each in paths]
+        runs = [dimorder.load(each) for each in paths]
         values = [face_probability(run, name, image, box) for box in CROPS for run in runs]
         sizes = "   ".join(f"{each.stat().st_size:9,}" for each in paths)
         say(f"  {TITLES[name]}    " + "   ".join(f"{value:.7f}" for value in values) + f"   {sizes}")
@@ -131,13 +130,13 @@ def show_wrong_order(image: Image, out: Path, say: Say) -> None:
     stock = _path(out, "onet", "stock")
     stock.write_bytes(stock_program(networks.onet(), networks.INPUT_SHAPES["onet"]))
     row("stock .pte in ExecuTorch", run_unguarded(stock), lambda: "wrong, and no error")
-    guarded = _load(stock)
+    guarded = dimorder.load(stock)
     row("the same .pte in dimorder.load", guarded, lambda: _converted(guarded))
-    adapting = _load(_path(out, "onet", "NCHW"), on_mismatch="adapt")
+    adapting = dimorder.load(_path(out, "onet", "NCHW"), on_mismatch="adapt")
     row('our .pte, on_mismatch="adapt"', adapting, lambda: _converted(adapting))
     say('  our .pte, on_mismatch="error"        refuses:\n')
     try:
-        _load(_path(out, "onet", "NCHW"), on_mismatch="error")(photo.crop(image, photo.FACE, 48))
+        dimorder.load(_path(out, "onet", "NCHW"), on_mismatch="error")(photo.crop(image, photo.FACE, 48))
     except DimorderError as error:
         say(_indent(error))
     else:
@@ -167,10 +166,6 @@ def run_unguarded(path: Path) -> Classifier:
 
     method = Runtime.get().load_program(path).load_method("forward")
     return lambda x: [output.clone() for output in method.execute([x])]
-
-
-def _load(path: Path, on_mismatch: OnMismatch = "adapt") -> Program:
-    return dimorder.load(path, on_mismatch=on_mismatch)
 
 
 def _path(out: Path, name: str, order: str) -> Path:
