@@ -63,18 +63,15 @@ def _chain_before(
     name, chain = last.inputs[0], list[int]()
     if name is None or tensors[name].shape[-1:] != tensors[last.outputs[0]].shape[-1:]:
         return []
-    while name in places and readers[name] == 1:
+    while name is not None and name in places and readers[name] == 1:
         node = nodes[places[name]]
-        if node is None:
-            return []
+        assert node is not None, "a RESHAPE that is gone writes nothing"
         chain.append(places[name])
         if node.kind == "RESHAPE":
             return chain if len(chain) > 1 else []
         if node.kind not in _ROW_BY_ROW or not _is_row_by_row(tensors, node):
             return []
         name = node.inputs[0]
-        if name is None:
-            return []
     return []
 
 
