@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from dimorder.clock import Progress, StepPart
 from dimorder.cpu import require_threads
-from dimorder.latency.timing import interleaved
+from dimorder.latency.timing import AT_ONCE, interleaved
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.times import Times
 
-_AT_ONCE = 32  # programs that are timed in turn
 _TIMES = 8  # computations of the kernel in a program
 _LEAST_NS = 50.0  # of a kernel
 _FASTEST = 1000.0  # bytes in a ns: faster than caches, so that less time is noise
@@ -227,11 +226,11 @@ def measure(
     progress("timing programs that compute nothing")
     idle = _idle(rounds)
     wanted, found = list(samples() if grid is None else grid), dict[KernelRun, float]()
-    for first in range(0, len(wanted), _AT_ONCE):
+    for first in range(0, len(wanted), AT_ONCE):
         progress(StepPart("timing kernels", first, len(wanted)))
         calls: dict[str, Callable[[], Any]] = {}
         timed: dict[str, tuple[KernelRun, list[int]]] = {}
-        for place, sample in enumerate(wanted[first : first + _AT_ONCE]):
+        for place, sample in enumerate(wanted[first : first + AT_ONCE]):
             (run, *_), call = program(sample, _TIMES)
             if run not in found and run.moved <= _MOST_BYTES:
                 timed[str(place)], calls[str(place)] = (run, [math.prod(shape) for shape in sample[1]]), call

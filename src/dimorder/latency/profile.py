@@ -21,7 +21,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import Branches
 from dimorder.graph.nodes import is_getitem
 from dimorder.latency.limit import Limit
-from dimorder.latency.timing import interleaved
+from dimorder.latency.timing import AT_ONCE, interleaved
 from dimorder.ops.dialect import decompose
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.wasted_levels import clamp_range
@@ -33,7 +33,6 @@ aten = torch.ops.aten
 
 # A clamp after these is no node of its own.
 _CLAMPED = ("conv2d", "linear", "conv_transpose2d", "add", "sub", "mul", "div", "max_pool2d", "avg_pool2d")
-_AT_ONCE = 32  # programs that are timed in turn
 _TIMES = 8  # computations of the operator in a program: threads take time to start
 
 
@@ -87,10 +86,10 @@ def profile(
     groups = list(alike.values())
     idle = _open_program(emit(torch.export.export(_Idle(), (torch.ones(1),))).data, [torch.ones(1)])
     medians: list[float] = []
-    for first in range(0, len(groups), _AT_ONCE):
+    for first in range(0, len(groups), AT_ONCE):
         progress(StepPart("timing operators", first, len(groups)))
         calls = {"idle": idle}
-        for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
+        for i, (each, *_) in enumerate(groups[first : first + AT_ONCE]):
             calls[str(i)] = _open_program(emit(each.exported(times=_TIMES)).data, each.fed(_TIMES))
         times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
         idle_ms = times.pop("idle")
