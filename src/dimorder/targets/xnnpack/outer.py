@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from dimorder.executorch.file_conversions import BACKEND_ID
 from dimorder.graph.branches import Branches
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.graph.nodes import is_getitem
@@ -34,8 +35,6 @@ from dimorder.targets.xnnpack.partition import Partition
 from dimorder.targets.xnnpack.serialize import serialize
 
 aten = torch.ops.aten
-
-BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
 # Portable kernels that read only 64-bit positions, and the operand that holds these.
 _POSITIONS: Mapping[Any, int] = MappingProxyType(
@@ -143,13 +142,15 @@ class OuterBuilder:
         roundings = (torch.empty([*map(int, value.shape)], dtype=value.dtype) for value in added)
         gives, blob = [*self.plan.tensors(delegate.results), *roundings], serialize(graph, more)
         if self.sizes is None:
-            return make_delegate(BACKEND, self.plan.tensors(delegate.reads), gives, *blob)
+            return make_delegate(BACKEND_ID, self.plan.tensors(delegate.reads), gives, *blob)
         table = self.sizes.table
         reads, results = (
             [self.plan.shapes(node)[0] for node in nodes] for nodes in (delegate.reads, delegate.results)
         )
         shapes = result_shapes(name, reads, [*results, *(value.shape for value in added)], table)
-        return make_delegate(BACKEND, self.plan.tensors(delegate.reads, table), gives, *blob, shapes=shapes)
+        return make_delegate(
+            BACKEND_ID, self.plan.tensors(delegate.reads, table), gives, *blob, shapes=shapes
+        )
 
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:
