@@ -142,7 +142,7 @@ class _Problem:
         configs: list[Config] = []
         index = len(self.steps)
         siblings = [None] if self.rules.chosen(node) else [None, _sibling(self.program, node)]
-        for letters in self._choices(node, reads):
+        for letters in self._choices(reads):
             run = _Simulation(node, dict(zip(reads, letters, strict=True)))
             written = run.results()
             own = [_letter(value) for value in written or ()]
@@ -163,7 +163,7 @@ class _Problem:
             self._buffer(result, tensors_in(node.meta["val"])[position])
         self._operator(node, reads, [result for _, result in results], configs)
 
-    def _choices(self, node: Node, reads: Sequence[Node]) -> Iterator[tuple[str, ...]]:
+    def _choices(self, reads: Sequence[Node]) -> Iterator[tuple[str, ...]]:
         """Return the operand orders that are worth pricing: one for all, or for all but the constants."""
         free = [a for a in reads if _can_be_last(a.meta["val"])]
         moving = [a for a in free if a not in self.rules.constants]
@@ -197,7 +197,7 @@ class _Problem:
         ]
 
     def _convert(self, program: ExportedProgram, source: Node, letter: Any) -> Node:
-        order = NHWC if letter == LAST else DimOrder.contiguous(source.meta["val"].dim())
+        order = _order_of(letter, source.meta["val"])
         with program.graph.inserting_after(last_placeholder(program, source)):
             return insert_conversion(program, source, order)
 
@@ -205,7 +205,7 @@ class _Problem:
         self, program: ExportedProgram, old: Node, node: Node, letter: Any, replaced: dict[str, torch.Tensor]
     ) -> None:
         """Give a constant the order that the plan chose."""
-        order = NHWC if letter == LAST else DimOrder.contiguous(4)
+        order = _order_of(letter, node.meta["val"])
         target, tensor = _constant(program, old)
         if label(tensor) == order and label(node.meta["val"]) == order:
             return
@@ -222,8 +222,7 @@ class _Simulation:
     def __init__(self, node: Node, letters: Mapping[Node, str]) -> None:
         self.node = node
         self.values = {
-            a: restride(a.meta["val"], NHWC if one == LAST else DimOrder.contiguous(a.meta["val"].dim()))
-            for a, one in letters.items()
+            a: restride(a.meta["val"], _order_of(one, a.meta["val"])) for a, one in letters.items()
         }
 
     def results(self) -> list[torch.Tensor] | None:
@@ -294,6 +293,11 @@ def _letter(value: torch.Tensor) -> str:
     if found.is_contiguous:
         return CONTIGUOUS
     return LAST if found == NHWC else OTHER
+
+
+def _order_of(letter: Any, value: torch.Tensor) -> DimOrder:
+    """Return the order of a value that a letter of the plan stands for."""
+    return NHWC if letter == LAST else DimOrder.contiguous(value.dim())
 
 
 def _promised(value: torch.Tensor) -> tuple[str, ...]:
