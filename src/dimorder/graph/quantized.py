@@ -114,7 +114,7 @@ class Integers:
 
     @property
     def type(self) -> IntegerType | None:
-        """What the integers stand for, or None if scales differ."""
+        """The type of the values with their scale, or None if scales differ."""
         scale = self.scale
         return None if scale is None else IntegerType(self.values.dtype, scale, self.zero_point)
 
