@@ -1,4 +1,4 @@
-"""Test the calls that are written for quantizers: linears, sums and fills."""
+"""Test the calls that are written for quantizers: linears, sums, fills, and complex numbers."""
 
 from __future__ import annotations
 
@@ -76,3 +76,27 @@ def test_scaled_sums_stay() -> None:
     write_plainly(model)
     assert torch.equal(model(x), net(x))
     assert any("addmm" in str(node.target) for node in model.graph.nodes)
+
+
+class Spectrum(nn.Module):
+    """Makes a signal of magnitudes and phases, as vocoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.magnitude, self.phase = nn.Linear(12, 9), nn.Linear(12, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, angle = self.magnitude(x).exp(), self.phase(x)
+        y: Tensor = torch.fft.irfft(size * (torch.cos(angle) + 1j * torch.sin(angle)))
+        return y
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_complex_number_stays_complex(target: str) -> None:
+    require_runtime(target)
+    net, x = Spectrum().eval(), torch.randn(5, 12)
+    quantized = dimorder.quantize(net, [torch.randn(5, 12) for _ in range(4)] + [x], target=target)
+    lowered = dimorder.lower(quantized, target=target)
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(x), net(x), rtol=0.1, atol=0.1)

@@ -1,7 +1,8 @@
 """Write calls in operators that quantizers know.
 
 A product with a constant matrix becomes a linear, whose weight is quantised. A product and sum in one call
-becomes two calls. A call that changes its operand in place becomes one that gives a new value.
+becomes two calls. A call that changes its operand in place becomes one that gives a new value. A complex
+number becomes a constant.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def write_plainly(model: GraphModule) -> None:
             node = _write_in_place(node)
         if node.target is aten.index_put.default:
             _write_fill(node)
+        for place, number in enumerate(node.args):
+            if isinstance(number, complex):  # XNNPACKQuantizer makes a float of it
+                node.update_arg(place, insert_constant(model, "complex_number", torch.tensor(number), node))
     _write_linears(model)
     drop_expands(model)
     model.recompile()
