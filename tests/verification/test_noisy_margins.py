@@ -1,4 +1,4 @@
-"""Test that a channel which amplifies roundings excuses no other channel."""
+"""Test that a margin of roundings is that of an element: no other channel is excused, and it moves along."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.graph.exported import graph_with_tensors
 from dimorder.graph.nodes import args_of
+from dimorder.graph.quantized import QUANTIZE
+from dimorder.verification.numerics import Float64Run
 from dimorder.verification.quantized_values import _QuantizedRun, rounding_errors
 
 
@@ -35,3 +37,23 @@ def test_each_element_has_a_margin_of_its_own() -> None:
     in_quanta = margin / args_of(quantize)[1]
     others = torch.cat([in_quanta[:, :3], in_quanta[:, 4:]], 1)
     assert float(in_quanta[:, 3].max()) > 1 > 100 * float(others.max())
+
+
+def test_margins_move_with_the_elements() -> None:
+    """The network quantises what is moved; the program moves what is quantised."""
+
+    class Moves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = QUANTIZE(x, 0.5, 0, -128, 127, torch.int8).permute(1, 0)
+            return y
+
+    x = torch.randint(-40, 40, (3, 5)).float()
+    program = torch.export.export(Moves(), (x,)).module()
+    (moved,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.permute.default)
+    wanted, margin = (2 * x).to(torch.int8).T.clone(), torch.zeros(5, 3)
+    wanted[1, 2] += 7
+    for share, most in ((1.0, 7), (2.0, 1)):  # in units of x, of which a quantum is a half
+        margin[1, 2] = share
+        run = Float64Run(program, {moved.name: wanted}, margins={moved.name: margin})
+        run.run(x)
+        assert run.differences[moved].most == most

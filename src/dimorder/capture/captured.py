@@ -294,7 +294,9 @@ def _bind_inputs(
             env[node] = value
         elif value.numel() == 0:
             found = f"shape {tuple(value.shape)} has no elements"
-            raise UnsupportedError(f"input {node.name}", found, "leave it out")
+            raise UnsupportedError(
+                f"input {node.name}", found, "give an example with elements; leave out what is always empty"
+            )
         else:
             env[node] = tracer.input(node.name, value)
             names.append(node.name)

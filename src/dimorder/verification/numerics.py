@@ -279,7 +279,13 @@ class Float64Run(GraphRun):
             return moved
 
         unsure = move(lambda origin: origin.quanta * 0 + origin.unsure) > 0
-        return Origin(move(lambda origin: origin.quanta), found[sources[0]].quantum, unsure)
+        quantum = found[sources[0]].quantum
+        # The network may quantise what is moved, and have a margin there.
+        margin = (
+            move(lambda origin: origin.quanta * 0 + origin.margin)
+            + self.margins.get(node.name, 0.0) / quantum
+        )
+        return Origin(move(lambda origin: origin.quanta), quantum, unsure, margin)
 
 
 class LogicalIntegersRun(Float64Run):

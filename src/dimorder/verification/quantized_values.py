@@ -69,8 +69,17 @@ def record_quantized(
     inputs: Sequence[Tensor],
     captured: GraphModule,
     state: Mapping[str, Tensor] = MappingProxyType({}),
+    noisy: bool = False,
 ) -> QuantizedValues:
-    """Return what an exported program quantizes. `state` has its buffers' values before the call."""
+    """Return what an exported program quantizes.
+
+    Args:
+        exported: the program.
+        inputs: its inputs.
+        captured: its normal form.
+        state: its buffers' values before the call.
+        noisy: whether margins tell how far roundings of float32 move what is quantized.
+    """
     if not state_of(exported) and not is_dynamic(captured):  # torch names the calls anew that it decomposes
         exported = run_passes(EXPORTED_PASSES, exported)
     run = _QuantizedRun(_with_state(exported, state))
@@ -80,7 +89,7 @@ def record_quantized(
         after = {name: run.module.get_buffer(name) for name in state}
     errors = RoundingErrors()
     if not is_dynamic(captured):  # the outputs of such a program are compared instead
-        errors = rounding_errors(exported, inputs, run.quantized, state)
+        errors = rounding_errors(exported, inputs, run.quantized, state, noisy=noisy)
     values, margins = dict[str, Tensor](), bias_margins(captured)
     for node in captured.graph.nodes:
         origin = node.meta.get(EXPORTED)
