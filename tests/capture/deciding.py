@@ -5,6 +5,7 @@ They are in a file of their own, whose assertions pytest does not rewrite.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,7 @@ class Deciding(nn.Module):
         self.linear = nn.Linear(5, 7)
         self.register_buffer("is_ready", torch.tensor([True]))
         self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("apart", torch.ones(8)[::2])
         self.sizes = torch.tensor([4, 2])  # no buffer
         self.function = forward
 
@@ -95,6 +97,74 @@ def by_negation(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(x) * is_small
 
 
+def by_error_caught(net: Deciding, x: Tensor) -> Tensor:
+    try:
+        if x.sum() > 0:
+            raise ValueError("too large")
+        return net.linear(x)
+    except ValueError:
+        return x
+
+
+def by_assertion_caught(net: Deciding, x: Tensor) -> Tensor:
+    try:
+        _require_small(x)
+    except:  # noqa: E722
+        return x
+    return net.linear(x)
+
+
+def _require_small(x: Tensor) -> None:
+    assert x.sum() < 0
+
+
+def by_error_suppressed(net: Deciding, x: Tensor) -> Tensor:
+    y = x
+    with contextlib.suppress(AssertionError):
+        assert x.sum() > 0
+        y = net.linear(x)
+    return y
+
+
+def by_loop_before_error(net: Deciding, x: Tensor) -> Tensor:
+    total = torch.zeros(())
+    while total < 3:
+        total = total + x.sum()
+        if total.dim():
+            return x
+    raise ValueError("it does not end otherwise")
+
+
+def by_number_drawn_in_place(net: Deciding, x: Tensor) -> Tensor:
+    return net.linear(x) if torch.zeros(3).uniform_().sum() > 1.5 else x
+
+
+def by_list_written(net: Deciding, x: Tensor) -> Tensor:
+    marks = torch.zeros(2)
+    first = marks[:1]
+    torch._foreach_add_([marks], [x.sum((1, 2))])
+    return net.linear(x) if first > 0 else x
+
+
+def by_data_replaced(net: Deciding, x: Tensor) -> Tensor:
+    marks = torch.zeros(2)
+    marks.data = x.sum((1, 2))
+    return net.linear(x) if marks.sum() > 0 else x
+
+
+def by_parameter_replaced(net: Deciding, x: Tensor) -> Tensor:
+    first = net.linear.weight
+    net.linear._parameters["weight"] = x.sum((0, 1)).expand(7, 5)  # type: ignore[assignment]
+    y = net.linear(x) if net.linear.weight.sum() > 0 else x
+    net.linear._parameters["weight"] = first
+    return y
+
+
+def by_buffer_written_below(net: Deciding, x: Tensor) -> Tensor:
+    torch.ops.aten.add_.Tensor(net.count, 1)
+    return net.linear(x) if net.count < 6 else x
+
+
 def by_state(net: Deciding, x: Tensor) -> Tensor:
     net.count += 1
     return net.linear(x) if net.count < 6 else x
@@ -103,6 +173,32 @@ def by_state(net: Deciding, x: Tensor) -> Tensor:
 def by_state_of_a_view(net: Deciding, x: Tensor) -> Tensor:
     y = net.linear(x) if net.count < 6 else x
     net.count.view(1).add_(1)
+    return y
+
+
+def by_state_replaced(net: Deciding, x: Tensor) -> Tensor:
+    y = net.linear(x) if net.count < 6 else x
+    net.count.data = net.count + 1
+    return y
+
+
+def by_copies(net: Deciding, x: Tensor) -> Tensor:
+    copied = net.apart.contiguous()
+    copied[0] = 5
+    return net.linear(x) if net.apart[0] > 1 else x
+
+
+def by_mapped(net: Deciding, x: Tensor) -> Tensor:
+    y = torch.vmap(lambda row: row * net.count)(x)
+    return net.linear(y) if net.is_ready else y
+
+
+def checked_state(net: Deciding, x: Tensor) -> Tensor:
+    assert net.count < 900
+    if net.count > 900:
+        raise ValueError("too many calls")
+    net.count += 1
+    y: Tensor = net.linear(x) * net.count
     return y
 
 
@@ -115,6 +211,21 @@ DECIDED = (
     by_copy_written,
     by_window,
     checked,
+    by_copies,
 )
-REFUSED = (by_input, by_input_written, by_chance, by_negation)
-STATES = (by_state, by_state_of_a_view)
+REFUSED = (
+    by_input,
+    by_input_written,
+    by_chance,
+    by_negation,
+    by_error_caught,
+    by_assertion_caught,
+    by_error_suppressed,
+    by_loop_before_error,
+    by_number_drawn_in_place,
+    by_list_written,
+    by_data_replaced,
+    by_parameter_replaced,
+    by_buffer_written_below,
+)
+STATES = (by_state, by_state_of_a_view, by_state_replaced)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import dis
 import itertools
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -30,8 +32,9 @@ _READS = (
     *(torch.equal, Tensor.equal, torch.allclose, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero),
 )
 _UNKNOWN = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)
-_OWN = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).with_name("keep_dynamic.py")))
+_OWN = (str(Path(torch.__file__).parent) + os.sep, __file__, str(Path(__file__).with_name("keep_dynamic.py")))
 _MOST = 2**20  # elements of a parameter or buffer by which Python may decide
+_RANDOM = object()  # what a call computes that draws random numbers
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,26 @@ class KnownConstants(TorchFunctionMode):
             for key in held
         ]
         self.state = {name: tensor for name, tensor in self._held() if tensor is not None}
-        self.first: dict[str, tuple[Tensor, int]] = {}  # each with its version when it was found
-        self.names: dict[int, str] = {}  # by the ids of the tensors that the model holds as it is traced
+        # What the model holds as a call begins, with its versions: torch has put its own tensors there.
+        self.first: dict[str, tuple[Tensor, int]] = {}
+        self.names: dict[int, str] = {}
+        self.written = set[str]()  # without another version
+        self.model = model
+
+    def __enter__(self) -> KnownConstants:
+        self.hook = self.model.register_forward_pre_hook(self._begin, prepend=True)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hook.remove()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _begin(self, *call: Any) -> None:
+        held = {name: tensor for name, tensor in self._held() if tensor is not None}
+        self.first = {name: (tensor, tensor._version) for name, tensor in held.items()}
+        self.names = {id(tensor): name for name, tensor in held.items()}
+        self.other = {place: each for place, each in self.other.items() if place not in self.names}
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -98,16 +119,23 @@ class KnownConstants(TorchFunctionMode):
         is_constant = len(known) == len(operands) and not any(isinstance(leaf, _UNKNOWN) for leaf in leaves)
         names = frozenset[str]().union(*(each.names for each in known))
         if function in _READS and is_constant:
-            self.read |= names
-            return self._computed(function, args, kwargs)
+            value = self._computed(function, args, kwargs)
+            if function is not Tensor.__bool__ or value is not _asserted():
+                self.read |= names
+            return value
         holds = _asserted() if function is Tensor.__bool__ else None
         if holds is not None:
             return holds
         result = function(*args, **kwargs)
+        if _writes_unseen(function):
+            self._forget(known)
+            return result
         traced = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         written = [each for each in known if each.traced._version != each.version]
         if is_constant and (traced or written):
             elements = self._computed(function, args, kwargs)
+            if elements is _RANDOM:
+                return result
             found = [leaf for leaf in pytree.tree_leaves(elements) if isinstance(leaf, Tensor)]
             pairs = [(each.traced, each.elements) for each in written]
             pairs += zip(traced, found, strict=True) if len(traced) == len(found) else []
@@ -122,7 +150,7 @@ class KnownConstants(TorchFunctionMode):
             UnsupportedError: for such a buffer, whose later elements would decide otherwise.
         """
         for name, (traced, version) in self.first.items():
-            if name in self.read and traced._version != version:
+            if name in self.read and (name in self.written or traced._version != version):
                 found = f"Python decides by the elements of {name}, which the network writes"
                 raise UnsupportedError(
                     "the network", found, "choose by torch.where, or by a number of Python"
@@ -130,10 +158,6 @@ class KnownConstants(TorchFunctionMode):
 
     def _find(self, tensor: Tensor) -> _Known | None:
         """Return what is known of an operand."""
-        first = next((each for _, each in self._held() if each is not None), None)
-        if id(first) not in self.names:  # torch has put its own tensors into the model, perhaps seen before
-            self.names = {id(each): name for name, each in self._held() if each is not None}
-            self.other = {place: each for place, each in self.other.items() if place not in self.names}
         if id(tensor) in self.other:
             return None
         if id(tensor) in self.known:
@@ -141,23 +165,31 @@ class KnownConstants(TorchFunctionMode):
             return known if known.version == tensor._version else None
         name = self.names.get(id(tensor))
         own = tensor if name is None else self.state.get(name)
-        if own is None or not _has_elements(own) or own.numel() > _MOST:
+        is_written = name is not None and self.first[name][1] != tensor._version
+        if own is None or is_written or not _has_elements(own) or _extent(own) > _MOST:
             self.other[id(tensor)] = tensor
             return None
-        with _disable_current_modes():
-            copied = own.detach().clone()
-        if name is not None:
-            self.first[name] = tensor, tensor._version
+        with _disable_current_modes():  # the copy has the same strides, so that the same calls return views
+            places = own.detach().as_strided((_extent(own),), (1,)).clone()
+            copied = places.as_strided(own.shape, own.stride())
         found = _Known(tensor, tensor._version, copied, frozenset([name] if name else []))
         self.known[id(tensor)] = found
         return found
+
+    def _forget(self, written: Iterable[_Known]) -> None:
+        """Forget what shares memory with values that a call wrote without giving them another version."""
+        memory = {each.elements.untyped_storage()._cdata for each in written}
+        for place, each in self.known.items():
+            if each.elements.untyped_storage()._cdata in memory:
+                self.other[place] = each.traced
+                self.written |= each.names
 
     def _held(self) -> Iterator[tuple[str, Tensor | None]]:
         """Yield the names of the model's parameters and buffers with what it holds there now."""
         return ((name, held.get(key)) for name, held, key in self.places)
 
     def _computed(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Return what a call computes of elements; None if it draws random numbers."""
+        """Return what a call computes of elements; `_RANDOM` if it draws random numbers."""
         given = pytree.tree_map_only(Tensor, lambda each: self.known[id(each)].elements, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
             state = torch.get_rng_state()
@@ -165,25 +197,84 @@ class KnownConstants(TorchFunctionMode):
             if torch.equal(torch.get_rng_state(), state):
                 return result
             torch.set_rng_state(state)
-        return None
+        return _RANDOM
 
 
 def _has_elements(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and not is_functorch_wrapped_tensor(tensor)
+    return is_plain and tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return how many places in memory a tensor spans."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _writes_unseen(function: Any) -> bool:
+    """Return whether a call may write its operands and leave them their versions."""
+    name, replaces = getattr(function, "__name__", ""), Tensor.data.__set__  # type: ignore[attr-defined]
+    return function == replaces or (name.startswith("_foreach_") and name.endswith("_"))
 
 
 def _asserted() -> bool | None:
-    """Return the truth value without which the network's code raises an error; None if it does not."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-        frame = frame.f_back
-    if frame is None:
+    """Return the truth value without which the network's code raises an error; None if it does not.
+
+    It is None too if the network may catch the error.
+    """
+    frames = [frame for frame in _frames() if not frame.f_code.co_filename.startswith(_OWN)]
+    if not frames or any(_catches(frame.f_code) for frame in frames):
         return None
-    rest = (each.opname for each in dis.get_instructions(frame.f_code) if each.offset >= frame.f_lasti)
-    jump = next((name for name in rest if name != "TO_BOOL"), "")
-    error = itertools.dropwhile(lambda name: name.startswith(_COMPUTING), rest)
-    raises = "JUMP" in jump and next(error, "") == "RAISE_VARARGS"
-    return jump.endswith("TRUE") if raises else None
+    return _needed(frames[0].f_code, frames[0].f_lasti)
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the calls that led here, from the last one to that of torch.export."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch.export.__file__:
+        yield frame
+        frame = frame.f_back
+
+
+def _needed(code: CodeType, place: int) -> bool | None:
+    """Return the truth value without which code raises an error next; None if it does not.
+
+    >>> def check(x):
+    ...     assert x > 0, f"not {x}"
+    >>> jump, = (each.offset for each in dis.get_instructions(check) if "JUMP" in each.opname)
+    >>> _needed(check.__code__, jump)
+    True
+    """
+    rest = (each for each in dis.get_instructions(code) if each.offset >= place)
+    jump = next((each for each in rest if each.opname not in ("TO_BOOL", "COMPARE_OP")), None)
+    if jump is None or "JUMP" not in jump.opname or jump.argval < place:
+        return None
+    error = itertools.dropwhile(lambda each: each.opname.startswith(_COMPUTING), rest)
+    raises = any(each.opname == "RAISE_VARARGS" for each in itertools.islice(error, 1))
+    return jump.opname.endswith("TRUE") if raises else None
+
+
+def _catches(code: CodeType) -> bool:
+    """Return whether code may catch an error: it has an `except`, or a caller takes the error for an end.
+
+    >>> def first(x):
+    ...     try:
+    ...         return x[0]
+    ...     except IndexError:
+    ...         return None
+    >>> _catches(first.__code__), _catches(_catches.__code__)
+    (True, False)
+    """
+    if code.co_name in ("__next__", "__getitem__", "__getattr__") or "suppress" in code.co_names:
+        return True
+    found = list(dis.get_instructions(code))
+    starts = {each.argval for each in found if each.opname == "SETUP_FINALLY"}  # Python 3.10
+    return any(
+        each.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH")
+        or (each.opname == "POP_TOP" and (before.opname == "PUSH_EXC_INFO" or each.offset in starts))
+        for before, each in itertools.pairwise(found)
+    )
 
 
 # Instructions by which Python computes an error before it is raised.
