@@ -49,3 +49,29 @@ def test_a_quotient_by_a_size_is_in_the_delegate() -> None:
     sizes = ({1: Dim("H", min=2, max=40)},)
     lowered = dimorder.lower(model, (torch.randn(2, 7, 9, 6),), target="xnnpack", dynamic_shapes=sizes)
     assert lowered.artifact.delegates == 1
+
+
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_sizes_may_begin_at_one_and_be_multiples(target: str, step: int) -> None:
+    require_runtime(target)
+    model, count = _Scaled(_NUMBERS["power"]).eval(), Dim("B", min=1, max=9)
+    height = count if step == 1 else 4 * count
+    lowered = dimorder.lower(model, (torch.randn(2, 8, 9, 6),), target=target, dynamic_shapes=({1: height},))
+    for size in (1, 9, 3):
+        x = torch.randn(2, size * step, 9, 6)
+        with torch.no_grad():
+            torch.testing.assert_close(lowered(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_of_sizes_may_be_written_in_place() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y *= x.shape[1] ** -0.5
+        return y.div_(x.shape[1])
+
+    model, sizes = _Scaled(scaled).eval(), ({1: Dim("H", min=2, max=40)},)
+    lowered = dimorder.lower(model, (torch.randn(2, 7, 9, 6),), dynamic_shapes=sizes)
+    x = torch.randn(2, 11, 9, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(x), model(x), rtol=1e-4, atol=1e-5)

@@ -155,7 +155,8 @@ def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     earlier = (user for user in written.users if user < node)
     if not _is_private(written, operators) or not all(_is_fresh(user, operators) for user in earlier):
         return False
-    if len({operand.meta["val"].dtype for operand in node.all_input_nodes}) != 1:  # it would promote them
+    operands = [operand.meta["val"] for operand in node.all_input_nodes]
+    if len({each.dtype for each in operands if isinstance(each, torch.Tensor)}) != 1:  # it would promote them
         return False
     written.replace_all_uses_with(node, lambda user: user > node)
     node.target = overload

@@ -10,20 +10,23 @@ import copy
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node, map_arg
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import VALUE, args_of, call_before, replace_named, set_value, tensor_of
 from dimorder.graph.prediction import computed_before
-from dimorder.graph.tracing import at_least, at_most
 from dimorder.ops.dialect import SLICE_CONSTANT
 
 aten = torch.ops.aten
+
+Limits: TypeAlias = Mapping[sympy.Symbol, ValueRanges[Any]]
 
 _MOST = 2**16  # entries of a table
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor, aten.div.Tensor)
@@ -41,21 +44,25 @@ def tabulate_numbers(exported: ExportedProgram) -> ExportedProgram:
     >>> [len(table) for table in tabulate_numbers(exported).state_dict.values()]
     [37]
     """
-    if not any(_integer_of(node) for node in exported.graph.nodes):
+    limits = exported.range_constraints
+    if not any(_integer_of(node, limits) for node in exported.graph.nodes):
         return exported
     graph, state, specs = copy_graph(exported.graph), dict(exported.state_dict), list[InputSpec]()
     first = next(iter(graph.nodes))
     for node in list(graph.nodes):
-        integer = _integer_of(node)
+        integer = _integer_of(node, limits)
         if integer is None:
             continue
         x, number = args_of(node)
-        table, name = _table(number, integer, tensor_of(node).dtype), f"table_of_{node.name}"
+        values, name = _values(integer.meta[VALUE], limits), f"table_of_{node.name}"
+        assert values is not None
+        entries = [_entry(number, {integer: value}) for value in values]
+        table = torch.tensor(entries, dtype=tensor_of(node).dtype)
         with graph.inserting_before(first):
             constant = set_value(graph.placeholder(name), tensor_of(node).new_empty(table.shape))
         specs.append(InputSpec(InputKind.BUFFER, TensorArgument(constant.name), name, persistent=True))
         state[name] = table
-        place = computed_before(node, operator.sub, integer, at_least(integer.meta[VALUE]))
+        place = computed_before(node, operator.sub, integer, values.start)
         end = computed_before(node, operator.add, place, 1)
         entry = computed_before(node, SLICE_CONSTANT, constant, 0, place, end)
         if node.target is aten.rsub.Scalar:
@@ -68,7 +75,7 @@ def tabulate_numbers(exported: ExportedProgram) -> ExportedProgram:
     return replace_parts(exported, graph=graph, graph_signature=signature, state_dict=state)
 
 
-def _integer_of(node: Node) -> Node | None:
+def _integer_of(node: Node, limits: Limits) -> Node | None:
     """Return the integer that decides the number which a call reads; None if a table does not replace it."""
     if node.target not in _ARITHMETIC or node.kwargs or len(node.args) != 2:
         return None
@@ -83,8 +90,7 @@ def _integer_of(node: Node) -> Node | None:
         (found,) = integers
         integers = set[Node]().union(*map(_integers, found.all_input_nodes))
         if len(integers) != 1:
-            entries = at_most(found.meta[VALUE]) - at_least(found.meta[VALUE]) + 1
-            return found if entries <= _MOST else None
+            return None if _values(found.meta[VALUE], limits) is None else found
     return None
 
 
@@ -95,11 +101,16 @@ def _integers(number: Node) -> set[Node]:
     return {number} if isinstance(number.meta.get(VALUE), torch.SymInt) else set()
 
 
-def _table(number: Node, integer: Node, dtype: torch.dtype) -> torch.Tensor:
-    """Return a number at each value of the integer that decides it; NaN where Python has no such number."""
-    size = integer.meta[VALUE]
-    entries = [_entry(number, {integer: value}) for value in range(at_least(size), at_most(size) + 1)]
-    return torch.tensor(entries, dtype=dtype)
+def _values(size: torch.SymInt, limits: Limits) -> range | None:
+    """Return the values of an integer; None if they are too many. torch says 2 where a size may be 1."""
+    expression = size.node.expr
+    known = {root: limits[root] for root in expression.free_symbols if root in limits}
+    least = {root: 1 if each.lower == 2 else each.lower for root, each in known.items()}
+    ranges = {root: ValueRanges(least[root], each.upper) for root, each in known.items()}
+    found = bound_sympy(expression, ranges)
+    if not (found.lower.is_Integer and found.upper.is_Integer and found.upper - found.lower < _MOST):
+        return None
+    return range(int(found.lower), int(found.upper) + 1)
 
 
 def _entry(number: Node, known: Mapping[Node, int]) -> float:
