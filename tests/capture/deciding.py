@@ -22,6 +22,7 @@ class Deciding(nn.Module):
         self.linear = nn.Linear(5, 7)
         self.register_buffer("is_ready", torch.tensor([True]))
         self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("mean", torch.ones(1))
         self.register_buffer("apart", torch.ones(8)[::2])
         self.sizes = torch.tensor([4, 2])  # no buffer
         self.function = forward
@@ -182,6 +183,11 @@ def by_state_replaced(net: Deciding, x: Tensor) -> Tensor:
     return y
 
 
+def by_statistics(net: Deciding, x: Tensor) -> Tensor:
+    y = net.linear(x) if net.mean < 6 else x
+    return y + F.batch_norm(x.reshape(-1, 1), net.mean, torch.ones(1), training=True).view(x.shape).sum()
+
+
 def by_copies(net: Deciding, x: Tensor) -> Tensor:
     copied = net.apart.contiguous()
     copied[0] = 5
@@ -228,4 +234,4 @@ REFUSED = (
     by_parameter_replaced,
     by_buffer_written_below,
 )
-STATES = (by_state, by_state_of_a_view, by_state_replaced)
+STATES = (by_state, by_state_of_a_view, by_state_replaced, by_statistics)

@@ -12,7 +12,7 @@ import dis
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,6 +32,7 @@ _READS = (
     *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
     *(torch.equal, Tensor.equal, torch.allclose, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero),
 )
+_NORMS = (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm)
 _UNKNOWN = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)
 _OWN = (str(Path(torch.__file__).parent) + os.sep, __file__, str(Path(__file__).with_name("keep_dynamic.py")))
 _MOST = 2**20  # elements of a parameter or buffer by which Python may decide
@@ -127,7 +129,7 @@ class KnownConstants(TorchFunctionMode):
         if holds is not None:
             return holds
         result = function(*args, **kwargs)
-        if _writes_unseen(function):
+        if _writes_unseen(function, args, kwargs):
             self._forget(known)
             return result
         traced = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -212,8 +214,11 @@ def _extent(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _writes_unseen(function: Any) -> bool:
+def _writes_unseen(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a call may write its operands and leave them their versions."""
+    if function in _NORMS:  # on the input's statistics they write the running ones
+        default = args[5] if len(args) > 5 else function is functional.instance_norm
+        return bool(kwargs.get("training", kwargs.get("use_input_stats", default)))
     name, replaces = getattr(function, "__name__", ""), Tensor.data.__set__  # type: ignore[attr-defined]
     return function == replaces or (name.startswith("_foreach_") and name.endswith("_"))
 
