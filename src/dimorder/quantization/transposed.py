@@ -31,13 +31,13 @@ def widen_transposed(model: GraphModule) -> None:
     for node in model.graph.find_nodes(op="call_function", target=aten.conv_transpose1d.default):
         given = bound(node.target, node.args, node.kwargs)
         x, weight = (
-            computed_before(node, aten.unsqueeze.default, given[name], 2) for name in ("input", "weight")
+            computed_before(node, aten.unsqueeze.default, given[name], -2) for name in ("input", "weight")
         )
         pairs = [(1, "stride"), (0, "padding"), (0, "output_padding")]
         sizes = [_pair(first, given[name]) for first, name in pairs]
         args = (x, weight, given["bias"], *sizes, given["groups"], _pair(1, given["dilation"]))
         wide = computed_before(node, aten.conv_transpose2d.input, *args)
-        replace_node(node, computed_before(node, aten.squeeze.dim, wide, 2))
+        replace_node(node, computed_before(node, aten.squeeze.dim, wide, -2))
 
 
 def scale_by_output(node: Node) -> None:
