@@ -83,3 +83,21 @@ def test_linears_of_a_recurrent_layer_are_not_taken_for_the_networks_own(kind: t
     wanted = means(net, examples)
     off = (means(dimorder.quantize(net, examples, target="tosa").module, examples) - wanted).abs()
     assert off.max() < 0.02 * wanted.abs().max()
+
+
+UNBATCHED = {
+    "1-D": (nn.Conv1d(3, 5, 3), (3, 11)),
+    "2-D": (nn.Conv2d(3, 5, (3, 2), groups=1), (3, 8, 9)),
+    "3-D": (nn.Conv3d(3, 5, 2), (3, 4, 6, 7)),
+}
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "tosa"])
+@pytest.mark.parametrize("name", UNBATCHED)
+def test_a_convolution_of_one_image_without_a_batch(name: str, target: str) -> None:
+    pytest.importorskip("ethosu")
+    conv, sizes = UNBATCHED[name]
+    net, examples = nn.Sequential(conv, nn.ReLU()).eval(), [inputs(4, *sizes)[i][0] for i in range(4)]
+    wanted = torch.stack([net(x).detach() for x in examples])
+    found = torch.stack([dimorder.quantize(net, examples, target=target).module(x) for x in examples])
+    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()

@@ -24,11 +24,11 @@ from dimorder.quantization.constants import written_buffers
 
 aten = torch.ops.aten
 
-# Convolution or linear → the dimension of its result along which its bias lies.
+# Convolution or linear → the dimension of its result along which its bias lies. A batch may be missing.
 _CHANNELS: Mapping[Any, int] = {
-    aten.conv1d.default: 1,
-    aten.conv2d.default: 1,
-    aten.conv3d.default: 1,
+    aten.conv1d.default: -2,
+    aten.conv2d.default: -3,
+    aten.conv3d.default: -4,
     aten.convolution.default: 1,
     aten.linear.default: -1,
 }
