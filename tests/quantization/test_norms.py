@@ -1,16 +1,16 @@
-"""Test norms that Arm's quantizers do not know: instance norms, and norms by root mean squares."""
+"""Test norms that Arm's quantizers do not know: instance norms, by root mean squares, and cosines."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.quantization.norms import rewrite_norms
+from dimorder.quantization.norms import rewrite_cosines, rewrite_norms
 from dimorder.verification.relative_error import relative_error
 
 NORMS = {
@@ -49,3 +49,35 @@ def test_norms_are_computed_in_integers(name: str, target: str) -> None:
     with torch.no_grad():
         assert relative_error(quantized.module(examples[0]), net(examples[0])) < 0.05
     assert dimorder.lower(quantized, (examples[0],), target=target).max_rel_error == 0
+
+
+class Cosines(nn.Module):
+    """Similarities of a row with others, which are read from a smaller tensor."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear, self.dim = nn.Linear(12, 10), dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return nn.functional.cosine_similarity(x[:, 1:], x[:, :1], dim=self.dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_rewritten_cosines_compute_the_same(dim: int) -> None:
+    net, x = Cosines(dim), torch.randn(3, 5, 12)
+    x[1, 2:] = 0
+    module = torch.export.export(net, (x,)).module(check_guards=False)
+    assert isinstance(module, torch.fx.GraphModule)
+    rewrite_cosines(module)
+    module.recompile()
+    torch.testing.assert_close(module(x), net(x))
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_cosines_are_computed_in_integers(dim: int) -> None:
+    torch.manual_seed(4)
+    net, examples = Cosines(dim).eval(), [torch.randn(3, 5, 12) for _ in range(4)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    (found,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target="tosa"))
+    assert found.snr_db is not None and found.snr_db > 28

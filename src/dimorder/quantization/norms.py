@@ -1,11 +1,13 @@
-"""Write norms that Arm's quantizers do not know in operators that they know."""
+"""Write norms, and what is computed with them, in operators that Arm's quantizers know."""
 
 from __future__ import annotations
 
-import torch
-from torch.fx import GraphModule
+from collections.abc import Sequence
 
-from dimorder.graph.nodes import bound, call_before, replace_node
+import torch
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.nodes import bound, call_before, replace_node, tensor_of
 from dimorder.graph.prediction import computed_before
 
 aten = torch.ops.aten
@@ -34,3 +36,40 @@ def rewrite_norms(model: GraphModule) -> None:
         scale = computed_before(node, aten.add.Scalar, mean, eps)
         y = computed_before(node, aten.mul.Tensor, x, computed_before(node, aten.rsqrt.default, scale))
         replace_node(node, y if weight is None else computed_before(node, aten.mul.Tensor, y, weight))
+
+
+def rewrite_cosines(model: GraphModule) -> None:
+    """Write each cosine similarity as the sum of products of vectors of length 1, in place.
+
+    Arm's pass takes dimension 1, whatever the call says.
+
+    >>> class Cosine(torch.nn.Module):
+    ...     def forward(self, x, y):
+    ...         return torch.nn.functional.cosine_similarity(x, y, dim=-1)
+    >>> x, y = torch.ones(2, 3, 5), torch.ones(1, 5)
+    >>> model = torch.export.export(Cosine(), (x, y)).module(check_guards=False)
+    >>> rewrite_cosines(model)
+    >>> model.recompile(), model(x, y).shape, "cosine" in model.code
+    (..., torch.Size([2, 3]), False)
+    """
+    for node in model.graph.find_nodes(op="call_function", target=aten.cosine_similarity.default):
+        given = bound(node.target, node.args, node.kwargs)
+        vectors = given["x1"], given["x2"]
+        shape = torch.broadcast_shapes(*(tensor_of(x).shape for x in vectors))
+        dim = given["dim"] % len(shape) - len(shape)  # both may have another rank
+        x, y = (_normalized(node, x, shape, dim, given["eps"]) for x in vectors)
+        product = computed_before(node, aten.mul.Tensor, x, y)
+        replace_node(node, computed_before(node, aten.sum.dim_IntList, product, [dim]))
+
+
+def _normalized(place: Node, x: Node, shape: Sequence[int], dim: int, eps: float) -> Node:
+    """Return vectors of length 1, as torch divides them: by their length, or by `eps` if it is more.
+
+    A vector of one element is repeated first, if the other's are longer.
+    """
+    own = tensor_of(x).shape
+    if len(own) < -dim or own[dim] != shape[dim]:
+        x = computed_before(place, aten.expand.default, x, list(shape))
+    length = computed_before(place, aten.linalg_vector_norm.default, x, 2, [dim], True)
+    length = computed_before(place, aten.clamp_min.default, length, eps)
+    return computed_before(place, aten.div.Tensor, x, length)

@@ -219,11 +219,12 @@ def _prepared(exported: ExportedProgram, recipe: Recipe, seen: Sequence[Calibrat
 
     from dimorder.quantization.corrections import CorrectedQuantizer
     from dimorder.quantization.masked_softmax import MasksInParts
+    from dimorder.quantization.same_numbers import SameNumbers
     from dimorder.quantization.unknown_calls import UnknownCalls
 
     quantizer, inputs = recipe.quantizer(), _flat(exported, seen)
     if recipe.in_parts:
-        quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
+        quantizer = MasksInParts(UnknownCalls(SameNumbers(quantizer, inputs)), inputs)
     module = exported.module(check_guards=False)
     take_own_tensors(module, with_parameters=recipe.in_parts)  # Arm's passes write factors into weights
     separate_batch_norms(module)
