@@ -23,6 +23,7 @@ from dimorder.lowered import Lowered
 from dimorder.modules import one_at_a_time, take_own_tensors, unchanged, unwritten
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.batch_norms import hide_batch_norms, separate_batch_norms, show_batch_norms
+from dimorder.quantization.bias_ranges import fit_biases
 from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (
     Calibration,
@@ -164,6 +165,7 @@ def quantize(
     with torch.no_grad(), unchanged(prepared, buffers):
         examples = _observed(prepared, original, chain(seen, given), count_examples(whole), progress)
     progress("quantising")
+    fit_biases(prepared)
     module = _converted(prepared)
     _require_quantized(module, original, recipe)
     if not chosen.dynamic:
