@@ -40,7 +40,8 @@ _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})
 # phases take a half to a sixth of the cycles.
 _IN_PHASES = frozenset({"aten.convolution/quantized, transposed in phases"})
 OF_U85 = Forms(permutes_by_convolution=True, cuts_convolutions=True)
-OF_U55 = OF_U85.flipped("multiplies_constants").flipped("resizes")  # and of U65
+# U65 has the form of U55.
+OF_U55 = OF_U85.flipped("multiplies_constants").flipped("resizes").flipped("long_strides")
 FLOAT = "a network that is not quantised, where an Ethos-U computes integers alone"
 
 

@@ -19,7 +19,7 @@ from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.rows import unfit_weights
 from dimorder.targets.table import Arguments, Row, is_of_one_type, shape_of, whole
-from dimorder.targets.tosa.dtypes import FLOATS, WIDEST, accumulator_type, sum_type
+from dimorder.targets.tosa.dtypes import FLOATS, TORCH, WIDEST, accumulator_type, sum_type
 from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -41,11 +41,17 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     dilation = [d if k > 1 else 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
     window = spans(dilation, weight.shape[1:-1])
     padding, x = exact_padding(w, x, window, a.stride, a.padding, a.shape)
-    options = {"pad": padding, "stride": list(a.stride), "dilation": dilation}
+    strides = [step if count > 1 else 1 for step, count in zip(a.stride, a.shape[1:-1], strict=True)]
+    is_long = flat and max(strides) > w.max_stride
+    if is_long:
+        x, padding = _beside_constants(w, x, padding, _zero_points(a)[0]), [0] * len(padding)
+    options = {"pad": padding, "stride": strides, "dilation": dilation}
     write = partial(conv, w, options=options, zero_points=_zero_points(a))
-    if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
+    if flat and 1 < a.groups == x.shape[-1]:
+        if is_long:
+            return write("CONV2D", x, _of_all_channels(a.groups, weight, _zero_points(a)[1]), a.bias, a.shape)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
-        return write("DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape)
+        return write("DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape)  # weight (H, W, C, multiplier)
     if flat and a.groups == 1 and set(dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
         return _patches(w, x, weight, a)
     return in_groups(w, x, weight, a, partial(write, "CONV2D" if flat else "CONV3D"))
@@ -101,6 +107,27 @@ def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaV
     shape = (n * rows, 1, columns, outputs)
     y = conv(w, "CONV2D", image, taps, a.bias, shape, zero_points=_zero_points(a))
     return w.reshape(y, a.shape)
+
+
+def _beside_constants(w: TosaWriter, x: TosaValue, padding: Sequence[int], fill: int) -> TosaValue:
+    """Return images (N, H, W, C) with padding, joined to constants: Vela makes a PAD a part of its reader."""
+    for axis, sides in ((1, padding[:2]), (2, padding[2:])):
+        shapes = [[*x.shape[:axis], amount, *x.shape[axis + 1 :]] for amount in sides]
+        before, after = (
+            [w.constant(torch.full(shape, fill, dtype=TORCH[x.dtype]))] if shape[axis] else []
+            for shape in shapes
+        )
+        x = concat(w, [*before, x, *after], axis) if before or after else x
+    return x
+
+
+def _of_all_channels(groups: int, weight: Tensor, zero: int) -> Tensor:
+    """Return a depthwise weight (O, H, W, 1) as (O, H, W, C), in which other channels count as 0."""
+    outputs = weight.shape[0]
+    whole = torch.full((*weight.shape[:3], groups), zero, dtype=weight.dtype)
+    each = torch.arange(outputs)
+    whole[each, :, :, each // (outputs // groups)] = weight[..., 0]
+    return whole
 
 
 def _weight(a: Arguments) -> Any:

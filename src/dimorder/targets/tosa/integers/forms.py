@@ -27,8 +27,12 @@ class Forms:
     `resizes`: RESIZE computes each resize; else RESIZE only doubles elements, and depthwise convolutions
     compute other resizes, in phases. Ethos-U55 has no other RESIZE. Ties may round the other way.
 
+    `long_strides`: any convolution may have a stride above 3; else only one that is neither padded nor
+    depthwise: padding becomes a part of the image, and weights of other channels are 0. Ethos-U55 has no
+    other.
+
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
-    [3, 4]
+    [4, 5]
     """
 
     multiplies_constants: bool = True
@@ -37,6 +41,7 @@ class Forms:
     cuts_convolutions: bool = False
     fills_lanes: bool = False
     resizes: bool = True
+    long_strides: bool = True
 
     def flipped(self, name: str) -> Forms:
         """Return the same form with one flag flipped."""

@@ -121,6 +121,8 @@ class IntegerWriter(TosaWriter):
     def __init__(self, forms: Forms = PLAIN) -> None:
         super().__init__()
         self.forms = forms
+        if not forms.long_strides:
+            self.max_stride = 3
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
         self.errors: dict[str, float] = {}
         self.permuted: dict[str, Channels] = {}
