@@ -10,8 +10,9 @@ pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.quantization.norms import rewrite_cosines, rewrite_norms
+from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
 from dimorder.verification.relative_error import relative_error
+from tests.small_networks import Net
 
 NORMS = {
     "instance": nn.InstanceNorm2d(8),
@@ -81,3 +82,33 @@ def test_cosines_are_computed_in_integers(dim: int) -> None:
     quantized = dimorder.quantize(net, examples, target="tosa")
     (found,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target="tosa"))
     assert found.snr_db is not None and found.snr_db > 28
+
+
+DEVIATIONS = {
+    "of planes": lambda m, x: x.std((2, 3)),
+    "of channels, kept": lambda m, x: x.std(1, correction=0, keepdim=True),
+    "of all elements": lambda m, x: x.std(),
+    "variance of all elements": lambda m, x: x.var(),
+    "by dimensions": lambda m, x: x.std((-1, 2), unbiased=False),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_rewritten_deviations_compute_the_same(name: str) -> None:
+    net, x = Net(DEVIATIONS[name]), torch.randn(2, 8, 12, 10) + 0.5
+    module = torch.export.export(net, (x,)).module(check_guards=False)
+    assert isinstance(module, torch.fx.GraphModule)
+    rewrite_deviations(module)
+    module.recompile()
+    assert "std" not in module.code
+    torch.testing.assert_close(module(x), net(x))
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_deviations_are_computed_in_integers(name: str) -> None:
+    torch.manual_seed(6)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Net(DEVIATIONS[name])).eval()
+    examples = [torch.randn(2, 3, 12, 10) for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    (found,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target="tosa"))
+    assert found.snr_db is not None and found.snr_db > 35

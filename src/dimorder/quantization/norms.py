@@ -73,3 +73,31 @@ def _normalized(place: Node, x: Node, shape: Sequence[int], dim: int, eps: float
     length = computed_before(place, aten.linalg_vector_norm.default, x, 2, [dim], True)
     length = computed_before(place, aten.clamp_min.default, length, eps)
     return computed_before(place, aten.div.Tensor, x, length)
+
+
+def rewrite_deviations(model: GraphModule) -> None:
+    """Write each standard deviation as the root of the variance, in place.
+
+    A variance of all elements keeps its dimensions before they are removed: Arm's pass gives it one too many.
+
+    >>> class Deviation(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.std((1, 2))
+    >>> model = torch.export.export(Deviation(), (torch.ones(2, 3, 5),)).module(check_guards=False)
+    >>> rewrite_deviations(model)
+    >>> [str(node.target) for node in model.graph.nodes if node.op == "call_function"][-3:]
+    ['aten.var.correction', 'aten.sqrt.default', 'aten.squeeze.dims']
+    """
+    for target in (aten.std.correction, aten.std.dim, aten.var.correction, aten.var.dim):
+        for node in model.graph.find_nodes(op="call_function", target=target):
+            given = bound(node.target, node.args, node.kwargs)
+            dims = given["dim"] or list(range(tensor_of(given["self"]).dim()))
+            is_root = target in (aten.std.correction, aten.std.dim)
+            if not is_root and (given["keepdim"] or tensor_of(node).dim()):
+                continue
+            correction = given["correction"] if "correction" in given else int(given["unbiased"])
+            options = {"correction": 1 if correction is None else correction, "keepdim": True}
+            y = computed_before(node, aten.var.correction, given["self"], dims, **options)
+            y = computed_before(node, aten.sqrt.default, y) if is_root else y
+            kept = given["keepdim"] or not dims
+            replace_node(node, y if kept else computed_before(node, aten.squeeze.dims, y, dims))

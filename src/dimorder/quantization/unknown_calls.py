@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import bound, replace_node, tensor_of
 from dimorder.graph.prediction import computed_before
-from dimorder.quantization.norms import rewrite_cosines, rewrite_norms
+from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
 from dimorder.quantization.wrapped import WrappedQuantizer
 
 aten = torch.ops.aten
@@ -31,6 +31,7 @@ class UnknownCalls(WrappedQuantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         rewrite_norms(model)
         rewrite_cosines(model)
+        rewrite_deviations(model)
         rewrite_logsumexp(model)
         keep_log_softmax(model)
         split_trilinear(model)
