@@ -37,7 +37,8 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
         given = {name: weight, "bias": bias, "x": whole(x), "zero_points": (of.zero_point, zero_point)}
         call = changed(a, **given)
         limit = limit_of(weight.int() - zero_point, bias, of)
-        if x.dtype != "INT16" or not 1 < a.groups < x.shape[-1]:
+        is_depthwise = write is spatial.convolution and len(a.stride) == 2 and a.groups == x.shape[-1]
+        if x.dtype != "INT16" or a.groups == 1 or is_depthwise:
             return Accumulator(write(w, call), scales, limit)
         less = max(limit.bit_length() - 30, 0)
 
