@@ -1,12 +1,13 @@
 """Give each channel of a weight a scale in which its bias fits into 32 bits.
 
-A bias counts in the scale of the operand times that of the weight. Either may be tiny: that of a channel of
-zeros, as an initialised norm or pruning leaves it, or that of an operand which is 0 in all examples.
+A bias counts in the scale of the operand times that of the weight. The scale of a channel of zeros is tiny,
+as an initialised norm or pruning leaves it. So is that of an operand which is 0 in all examples.
 """
 
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +37,12 @@ def fit_biases(prepared: GraphModule) -> None:
             _widen(weight, steps)
 
 
-def _widen(weight: torch.nn.Module, factors: Tensor) -> None:
-    """Multiply the scales of a weight by factors above 1, one for each bias; groups may share a scale."""
-    held: Tensor = weight.calculate_qparams()[0]  # type: ignore[operator]
+def _widen(weight: Any, factors: Tensor) -> None:
+    """Multiply the scales of a weight's observer by factors above 1, one for each bias.
+
+    Groups may share a scale.
+    """
+    held = weight.calculate_qparams()[0]
     each = factors.reshape(-1, held.numel()).amax(0)
     wanted = torch.where(each > 1, held * each * weight.quant_max, weight.max_val)
-    weight.max_val = torch.maximum(weight.max_val, wanted)  # type: ignore[call-overload]
+    weight.max_val = torch.maximum(weight.max_val, wanted)

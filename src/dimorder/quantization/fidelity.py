@@ -12,7 +12,6 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from dimorder.capture.export import arguments
-from dimorder.errors import VerificationError
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.lowered import Lowered
@@ -73,28 +72,6 @@ def fidelity(
             quanta, off = int(steps.max()), float((steps > 0).double().mean())
         found.append(OutputFidelity(spec.name, _snr_db(got, real), _snr_db(reference, real), quanta, off))
     return tuple(found)
-
-
-def require_alike(prepared: Any, original: Any, selects: bool) -> None:
-    """Check that the tools which add observers have not changed what a network computes.
-
-    Args:
-        prepared: the results with observers, which change no number.
-        original: the results of the float network for the same example.
-        selects: whether the network selects places, which a rounding may exchange.
-
-    Raises:
-        VerificationError: for the first output of floats whose noise is above a hundredth of its energy.
-    """
-    pairs = zip(tensors_in(prepared), tensors_in(original), strict=True)
-    for i, (got, wanted) in enumerate(pairs):
-        db = _snr_db(got.double(), wanted.double()) if wanted.is_floating_point() else None
-        if not selects and db is not None and db < _LEAST_DB:
-            found = f"output {i} has {db:.1f} dB before anything is quantised: a tool changed the network"
-            raise VerificationError("the network with observers", found, "report it, or lower it in float")
-
-
-_LEAST_DB = 20
 
 
 def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:

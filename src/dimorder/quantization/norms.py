@@ -96,8 +96,9 @@ def rewrite_deviations(model: GraphModule) -> None:
             if not is_root and (given["keepdim"] or tensor_of(node).dim()):
                 continue
             correction = given["correction"] if "correction" in given else int(given["unbiased"])
-            options = {"correction": 1 if correction is None else correction, "keepdim": True}
-            y = computed_before(node, aten.var.correction, given["self"], dims, **options)
+            correction = 1 if correction is None else correction
+            call = aten.var.correction, given["self"], dims
+            y = computed_before(node, *call, correction=correction, keepdim=True)
             y = computed_before(node, aten.sqrt.default, y) if is_root else y
             kept = given["keepdim"] or not dims
             replace_node(node, y if kept else computed_before(node, aten.squeeze.dims, y, dims))

@@ -36,14 +36,13 @@ from dimorder.quantization.calibration import (
     require_examples,
 )
 from dimorder.quantization.constants import root_of, without_writes_to_parts, writes, written_buffers
-from dimorder.quantization.fidelity import OutputFidelity, fidelity, require_alike
+from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.quantization.refusals import explained_by_pass, not_observed
+from dimorder.quantization.same_numbers import require_same
 from dimorder.reading import Normalization
 from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
 from dimorder.targets import choices, find
 from dimorder.targets.base import Recipe, Target
-
-aten = torch.ops.aten
 
 KEPT = 16  # examples on which networks are compared
 SEEN = 8  # examples that show the range of masked scores
@@ -221,12 +220,11 @@ def _prepared(exported: ExportedProgram, recipe: Recipe, seen: Sequence[Calibrat
 
     from dimorder.quantization.corrections import CorrectedQuantizer
     from dimorder.quantization.masked_softmax import MasksInParts
-    from dimorder.quantization.same_numbers import SameNumbers
     from dimorder.quantization.unknown_calls import UnknownCalls
 
     quantizer, inputs = recipe.quantizer(), _flat(exported, seen)
     if recipe.in_parts:
-        quantizer = MasksInParts(UnknownCalls(SameNumbers(quantizer, inputs)), inputs)
+        quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
     module = exported.module(check_guards=False)
     take_own_tensors(module, with_parameters=recipe.in_parts)  # Arm's passes write factors into weights
     separate_batch_norms(module)
@@ -252,18 +250,10 @@ def _observed(
                 raise not_observed(done, error, _runs(original, call)) from error
             if not done:
                 with unchanged(original):
-                    wanted = original(*call.args, **call.kwargs)
-                require_alike(results, wanted, any(node.target in _SELECTS for node in original.graph.nodes))
+                    require_same(original, original(*call.args, **call.kwargs), results)
         if len(examples) < KEPT:
             examples.append(call)
     return examples
-
-
-_SELECTS = (
-    *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),
-    *(aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default),
-    *(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
-)
 
 
 def _runs(original: GraphModule, call: CalibrationCall) -> bool:

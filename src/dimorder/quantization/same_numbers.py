@@ -1,66 +1,48 @@
-"""Refuse a network that another quantizer's passes changed, as a run in floats shows."""
+"""Refuse a network that tools change before it is quantised, as a run in floats shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
 from torch.fx import GraphModule
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.interpreter import GraphRun
-from dimorder.modules import unchanged, unwritten
-from dimorder.quantization.wrapped import WrappedQuantizer
+from dimorder.graph.nodes import tensors_in
+
+aten = torch.ops.aten
 
 # Passes write some functions as polynomials, and infinities as large numbers.
 _ALLOWED = 0.05
+# A rounding may exchange what these select, and with it all that is computed from it.
+_SELECTS = (
+    *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),
+    *(aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default),
+    *(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
+)
 
 
-class SameNumbers(WrappedQuantizer):
-    """Another quantizer, whose passes must not change what the network computes.
+def require_same(network: GraphModule, wanted: Any, got: Any) -> None:
+    """Check that torchao and the quantizer's passes have not changed what a network computes.
 
-    Arm's pass for cosine similarity takes dimension 1, whatever the network says (ExecuTorch 1.5.1).
-    `examples` are some inputs, flat; the first one is run.
+    Args:
+        network: the float network. One that selects places is compared in shapes alone.
+        wanted: its results for the first example.
+        got: those of the prepared network, whose observers change no number.
+
+    Raises:
+        UnsupportedError: for the first output that is changed.
     """
-
-    def __init__(self, quantizer: Any, examples: Sequence[Sequence[Any]]) -> None:
-        super().__init__(quantizer)
-        self.example = examples[0]
-
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        try:
-            wanted = self._results(model)
-        except Exception:  # the example is explained when it is observed
-            return super().transform_for_annotation(model)
-        transformed = super().transform_for_annotation(model)
-        found = changed(wanted, self._results(transformed))
-        if found is not None:
-            fix = "write the operator in other operators, or lower the network in float"
-            raise UnsupportedError(f"quantizer {type(self.quantizer).__name__}", found, fix)
-        return transformed
-
-    def _results(self, model: GraphModule) -> list[Tensor]:
-        with unchanged(model), unwritten(self.example):
-            return GraphRun(model).tensors(*self.example)
-
-
-def changed(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> str | None:
-    """Return how results differ from those of the network, or None; what is no number there may be one here.
-
-    >>> import torch
-    >>> changed([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 3.0])])
-    'its passes change the network: output 0 is off by 45% in float, on the first example'
-    """
-    for i, (x, y) in enumerate(zip(wanted, got, strict=True)):
-        told = f"its passes change the network: output {i}"
+    selects = any(node.target in _SELECTS for node in network.graph.nodes)
+    for i, (x, y) in enumerate(zip(tensors_in(wanted), tensors_in(got), strict=True)):
+        found = ""
         if x.shape != y.shape:
-            return f"{told} becomes {tuple(y.shape)}, where the network has {tuple(x.shape)}"
-        if not x.is_floating_point():
-            continue
-        kept = x.isfinite()
-        before, after = x[kept].double(), y[kept].double()
-        error = float((after - before).norm() / before.norm().clamp_min(1e-30)) if kept.any() else 0.0
-        if not error < _ALLOWED:
-            return f"{told} is off by {error:.0%} in float, on the first example"
-    return None
+            found = f"becomes {tuple(y.shape)}, where the network has {tuple(x.shape)}"
+        elif x.is_floating_point() and not selects:
+            kept = x.isfinite()  # what is no number may become one
+            before, after = x[kept].double(), y[kept].double()
+            error = float((after - before).norm() / before.norm().clamp_min(1e-30)) if kept.any() else 0.0
+            found = f"is off by {error:.0%} in float, on the first example" if not error < _ALLOWED else ""
+        if found:
+            fix = "write the operator in other operators, or lower the network in float"
+            raise UnsupportedError("the network, before it is quantised", f"a tool's output {i} {found}", fix)

@@ -28,7 +28,7 @@ class Forms:
     compute other resizes, in phases. Ethos-U55 has no other RESIZE. Ties may round the other way.
 
     `long_strides`: any convolution may have a stride above 3; else only one that is neither padded nor
-    depthwise: padding becomes a part of the image, and weights of other channels are 0. Ethos-U55 has no
+    depthwise. Padding then becomes a part of the image, and weights of other channels are 0. Ethos-U55 has no
     other.
 
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
