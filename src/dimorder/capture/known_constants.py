@@ -36,6 +36,7 @@ _NORMS = (functional.batch_norm, functional.instance_norm, torch.batch_norm, tor
 _UNKNOWN = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)
 _OWN = (str(Path(torch.__file__).parent) + os.sep, __file__, str(Path(__file__).with_name("keep_dynamic.py")))
 _MOST = 2**20  # elements of a parameter or buffer by which Python may decide
+_MOST_COMPUTED = 2**24  # elements of what is computed from these
 _RANDOM = object()  # what a call computes that draws random numbers
 
 
@@ -134,7 +135,8 @@ class KnownConstants(TorchFunctionMode):
             return result
         traced = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         written = [each for each in known if each.traced._version != each.version]
-        if is_constant and (traced or written):
+        is_small = all(isinstance(each.numel(), int) and each.numel() <= _MOST_COMPUTED for each in traced)
+        if is_constant and is_small and (traced or written):
             elements = self._computed(function, args, kwargs)
             if elements is _RANDOM:
                 return result
