@@ -31,6 +31,7 @@ from dimorder.quantization.integer_scalars import arguments_of_integers, restore
 from dimorder.quantization.masks import masking_calls
 from dimorder.quantization.pads import share_ranges, write_near_fills
 from dimorder.quantization.plain_calls import write_plainly
+from dimorder.quantization.same_numbers import require_same
 from dimorder.quantization.scores import ScoreRun, is_product, scores_of
 from dimorder.quantization.transposed import scale_by_output, widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
@@ -48,15 +49,19 @@ class CorrectedQuantizer(WrappedQuantizer):
     - So do sums that a buffer collects, and what is computed of parameters and state alone. A divisor could
       become 0, and a counter would end with the range of the examples.
 
-    `examples` are some inputs, flat, which show the range of scores.
+    `examples` are some inputs, flat, which show the range of scores. `wanted` has the results of the first
+    one before torchao folded batch norms.
     """
 
-    def __init__(self, quantizer: Any, examples: Sequence[Sequence[Any]]) -> None:
+    def __init__(
+        self, quantizer: Any, examples: Sequence[Sequence[Any]], wanted: Sequence[Tensor] | None
+    ) -> None:
         super().__init__(quantizer)
-        self.examples = examples
+        self.examples, self.wanted = examples, wanted
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         show_batch_norms(model)  # torchao has folded the others
+        require_same(model, self.examples, self.wanted, "torchao")
         widen_transposed(model)
         write_plainly(model)
         write_near_fills(model, self.examples)

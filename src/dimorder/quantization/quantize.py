@@ -38,7 +38,6 @@ from dimorder.quantization.calibration import (
 from dimorder.quantization.constants import root_of, without_writes_to_parts, writes, written_buffers
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.quantization.refusals import explained_by_pass, not_observed
-from dimorder.quantization.same_numbers import require_same
 from dimorder.reading import Normalization
 from dimorder.sizes.export_symbolic import dynamic_shapes_of, export_symbolic
 from dimorder.targets import choices, find
@@ -220,15 +219,18 @@ def _prepared(exported: ExportedProgram, recipe: Recipe, seen: Sequence[Calibrat
 
     from dimorder.quantization.corrections import CorrectedQuantizer
     from dimorder.quantization.masked_softmax import MasksInParts
+    from dimorder.quantization.same_numbers import SameNumbers, results_of
     from dimorder.quantization.unknown_calls import UnknownCalls
 
-    quantizer, inputs = recipe.quantizer(), _flat(exported, seen)
+    inputs = _flat(exported, seen)
+    quantizer = SameNumbers(recipe.quantizer(), inputs)
     if recipe.in_parts:
         quantizer = MasksInParts(UnknownCalls(quantizer), inputs)
     module = exported.module(check_guards=False)
     take_own_tensors(module, with_parameters=recipe.in_parts)  # Arm's passes write factors into weights
+    wanted = results_of(module, inputs)
     separate_batch_norms(module)
-    prepared: GraphModule = prepare_pt2e(module, CorrectedQuantizer(quantizer, inputs))
+    prepared: GraphModule = prepare_pt2e(module, CorrectedQuantizer(quantizer, inputs, wanted))
     return prepared
 
 
@@ -245,12 +247,9 @@ def _observed(
         progress(StepPart("calibrating", done, total))
         with unwritten(pytree.tree_leaves((call.args, call.kwargs))):
             try:
-                results = prepared(*call.args, **call.kwargs)
+                prepared(*call.args, **call.kwargs)
             except Exception as error:  # an observer's, of NaN for example, or the network's own
                 raise not_observed(done, error, _runs(original, call)) from error
-            if not done:
-                with unchanged(original):
-                    require_same(original, original(*call.args, **call.kwargs), results)
         if len(examples) < KEPT:
             examples.append(call)
     return examples
