@@ -62,7 +62,8 @@ def require_same(
     """Check that a tool has not changed what a network computes before it is quantised.
 
     Args:
-        model: what the tool has made. If it selects places, only shapes are compared.
+        model: what the tool has made. If it selects places, only shapes are compared; if it does not run,
+            observing it says why.
         examples: some inputs, flat; the first one is run.
         wanted: the network's results for it; None if it has none.
         tool: the tool's name, for errors.
@@ -72,7 +73,9 @@ def require_same(
     """
     got = None if wanted is None else results_of(model, examples)
     selects = any(node.target in _SELECTS for node in model.graph.nodes)
-    for i, (x, y) in enumerate(zip(wanted or (), got or (), strict=True)):
+    if wanted is None or got is None:
+        return
+    for i, (x, y) in enumerate(zip(wanted, got, strict=True)):
         found = ""
         if x.shape != y.shape:
             found = f"becomes {tuple(y.shape)}, where the network has {tuple(x.shape)}"
