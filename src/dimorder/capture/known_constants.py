@@ -135,8 +135,8 @@ class KnownConstants(TorchFunctionMode):
             return result
         traced = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         written = [each for each in known if each.traced._version != each.version]
-        is_small = all(isinstance(each.numel(), int) and each.numel() <= _MOST_COMPUTED for each in traced)
-        if is_constant and is_small and (traced or written):
+        is_computed = is_constant and bool(traced or written)
+        if is_computed and all(each.numel() <= _MOST_COMPUTED for each in traced):
             elements = self._computed(function, args, kwargs)
             if elements is _RANDOM:
                 return result

@@ -33,18 +33,20 @@ _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tens
 _FLOATS = (torch.float32, torch.float64)  # beside a half, torch does not round a number to a half
 
 
-def tabulate_numbers(exported: ExportedProgram) -> ExportedProgram:
+def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgram:
     """Write each number from sizes that scales or shifts floats as an entry of a table.
+
+    `limits` are the ranges of torch's symbols.
 
     >>> class Scaled(torch.nn.Module):
     ...     def forward(self, x):
     ...         return x * x.shape[1] ** -0.5
     >>> length = torch.export.Dim("N", min=4, max=40)
     >>> exported = torch.export.export(Scaled(), (torch.ones(2, 9),), dynamic_shapes=({1: length},))
-    >>> [len(table) for table in tabulate_numbers(exported).state_dict.values()]
+    >>> program = tabulate_numbers(exported, exported.range_constraints)
+    >>> [len(table) for table in program.state_dict.values()]
     [37]
     """
-    limits = exported.range_constraints
     if not any(_integer_of(node, limits) for node in exported.graph.nodes):
         return exported
     graph, state, specs = copy_graph(exported.graph), dict(exported.state_dict), list[InputSpec]()
@@ -102,12 +104,8 @@ def _integers(number: Node) -> set[Node]:
 
 
 def _values(size: torch.SymInt, limits: Limits) -> range | None:
-    """Return the values of an integer; None if they are too many. torch says 2 where a size may be 1."""
-    expression = size.node.expr
-    known = {root: limits[root] for root in expression.free_symbols if root in limits}
-    least = {root: 1 if each.lower == 2 else each.lower for root, each in known.items()}
-    ranges = {root: ValueRanges(least[root], each.upper) for root, each in known.items()}
-    found = bound_sympy(expression, ranges)
+    """Return the values of an integer; None if they are too many."""
+    found = bound_sympy(size.node.expr, dict(limits))
     if not (found.lower.is_Integer and found.upper.is_Integer and found.upper - found.lower < _MOST):
         return None
     return range(int(found.lower), int(found.upper) + 1)

@@ -176,7 +176,8 @@ def _capture_specializations(
         taken = frozenset[int]().union(*varying)
         sizes = sizes.rewritten(partial(decompose_dynamic_resize, limits=limits, taken=taken))
     sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
-    sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool).rewritten(tabulate_numbers)
+    sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool)
+    sizes = sizes.rewritten(partial(tabulate_numbers, limits=sizes.limits))
     require_slice_lengths(sizes)
     return capture_specializations(
         points, sizes.corners[-1], partial(_capture_point, sizes, target), progress

@@ -27,7 +27,7 @@ _BEFORE = (
     *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
     *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
 )
-_NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 
 
 def separate_batch_norms(model: GraphModule) -> None:
@@ -48,7 +48,7 @@ def separate_batch_norms(model: GraphModule) -> None:
     """
     constants = constant_nodes(model)
     norms = [
-        node for node in model.graph.nodes if node.target in _NORMS and args_of(node)[0].target in _BEFORE
+        node for node in model.graph.nodes if node.target in NORMS and args_of(node)[0].target in _BEFORE
     ]
     if not norms:
         return
@@ -104,4 +104,4 @@ def _native_batch_norm(*args: Any) -> Any:
     return aten._native_batch_norm_legit_no_training.default(*args)
 
 
-_HIDDEN = dict(zip(_NORMS, (_batch_norm, _native_batch_norm), strict=True))
+_HIDDEN = dict(zip(NORMS, (_batch_norm, _native_batch_norm), strict=True))

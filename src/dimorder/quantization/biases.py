@@ -20,6 +20,7 @@ from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import module_of, only_reader
 from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.modules import unwritten
+from dimorder.quantization.batch_norms import NORMS
 from dimorder.quantization.constants import written_buffers
 
 aten = torch.ops.aten
@@ -33,7 +34,6 @@ _CHANNELS: Mapping[Any, int] = {
     aten.linear.default: -1,
 }
 _FACTORS = (aten.mul.Tensor, aten.mul.Scalar)
-_NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 
 
 def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequence[Sequence[Any]]) -> None:
@@ -147,7 +147,7 @@ def _result(twin: Node, product: Node) -> Node:
     A norm after the twin, or a product with a constant, may be a part of the weights of `product`.
     """
     result, reader = twin, only_reader(twin)
-    if reader is not None and reader.target in _NORMS:
+    if reader is not None and reader.target in NORMS:
         result, reader = reader, only_reader(reader)
     is_folded = reader is not None and reader.target in _FACTORS
     return reader if is_folded and not _is_multiplied(product) else result  # type: ignore[return-value]

@@ -72,9 +72,9 @@ def require_same(
         UnsupportedError: for the first output that is changed.
     """
     got = None if wanted is None else results_of(model, examples)
-    selects = any(node.target in _SELECTS for node in model.graph.nodes)
     if wanted is None or got is None:
         return
+    selects = any(node.target in _SELECTS for node in model.graph.nodes)
     for i, (x, y) in enumerate(zip(wanted, got, strict=True)):
         found = ""
         if x.shape != y.shape:

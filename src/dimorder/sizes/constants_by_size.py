@@ -74,8 +74,7 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
     found = True
     for row in rows:
         tensors, whole = _tensors(programs, row), twins.get(row[0].name)
-        is_known = broadcast_row(tensors) is not None
-        if is_known and (whole is None or broadcast_row([*tensors, whole]) is not None):
+        if broadcast_row(tensors if whole is None else [*tensors, whole]) is not None:
             continue
         part = _slices(tensors, whole)
         found &= part is not None

@@ -284,8 +284,12 @@ class SymbolicProgram:
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
         mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"
-        ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in ends(s))) for s in self.symbols}
-        return SizeTable(known, mode, ranges)
+        return SizeTable(known, mode, self.limits)
+
+    @property
+    def limits(self) -> dict[sympy.Symbol, ValueRanges[Any]]:
+        """Return the ranges of torch's own symbols. torch itself says 2 where a size may be 1."""
+        return {self.roots[s.name]: ValueRanges(*(end // s.step for end in ends(s))) for s in self.symbols}
 
     def varying(self, point: Point) -> frozenset[int]:
         """Return the values at a point of all sizes that are dynamic or computed from dynamic ones."""

@@ -259,11 +259,11 @@ class _FollowingRun(GraphRun):
             rank = _POOLS[node.target]
             _require_in_windows(node, given, places, scores.shape[-rank:])
             scores, dim, rows = scores.flatten(-rank), -1, places.flatten(-rank)
-        elif dim is None:
-            scores, dim, rows = scores.flatten(), 0, places.reshape(1)
         else:
-            rows = places if given.get("keepdim", True) else places.unsqueeze(dim)
-        if node.target not in _POOLS:
+            if dim is None:
+                scores, dim, rows = scores.flatten(), 0, places.reshape(1)
+            else:
+                rows = places if given.get("keepdim", True) else places.unsqueeze(dim)
             _require_places(node, rows, dim, scores.shape[dim])
         chosen = scores.gather(dim, rows)
         if self.tolerance is not None:
