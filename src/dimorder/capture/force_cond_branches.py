@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, Node
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import COND, Branches
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.exported import add_constants, copy_graph, replace_parts
 from dimorder.graph.nodes import EXPORTED, args_of, call_before, copy_meta, graph_module
 
 Choices = Mapping[str, bool]  # by the name of a `torch.cond` in the exported program
@@ -59,18 +58,15 @@ def force_captured(program: Captured, choices: Choices) -> Captured:
 
 def force_physical(program: ExportedProgram, choices: Choices) -> ExportedProgram:
     """Return a physical program with forced choices, by its own names of calls, each one more constant."""
-    graph, state = copy_graph(program.graph), dict(program.state_dict)
-    specs = list[InputSpec]()
+    graph, constants = copy_graph(program.graph), dict[Node, torch.Tensor]()
 
     def read(name: str, choice: torch.Tensor) -> Node:
-        node, state[name] = graph.placeholder(name), choice
-        specs.append(InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True))
+        node = graph.placeholder(name)
+        constants[node] = choice
         return node
 
     _force(graph, lambda node: choices[node.name], read)
-    old = program.graph_signature
-    signature = ExportGraphSignature([*specs, *old.input_specs], old.output_specs)
-    return replace_parts(program, graph=graph, graph_signature=signature, state_dict=state)
+    return add_constants(program, graph, constants)
 
 
 def _force(

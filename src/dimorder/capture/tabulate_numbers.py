@@ -6,7 +6,6 @@ each size. It depends on one integer, and the table has an entry for each value 
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Mapping
@@ -15,11 +14,10 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node, map_arg
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.exported import add_constants, copy_graph
 from dimorder.graph.nodes import VALUE, args_of, call_before, replace_named, set_value, tensor_of
 from dimorder.graph.prediction import computed_before
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -49,21 +47,20 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
     """
     if not any(_integer_of(node, limits) for node in exported.graph.nodes):
         return exported
-    graph, state, specs = copy_graph(exported.graph), dict(exported.state_dict), list[InputSpec]()
+    graph, tables = copy_graph(exported.graph), dict[Node, torch.Tensor]()
     first = next(iter(graph.nodes))
     for node in list(graph.nodes):
         integer = _integer_of(node, limits)
         if integer is None:
             continue
         x, number = args_of(node)
-        values, name = _values(integer.meta[VALUE], limits), f"table_of_{node.name}"
+        values = _values(integer.meta[VALUE], limits)
         assert values is not None
         entries = [_entry(number, {integer: value}) for value in values]
         table = torch.tensor(entries, dtype=tensor_of(node).dtype)
         with graph.inserting_before(first):
-            constant = set_value(graph.placeholder(name), tensor_of(node).new_empty(table.shape))
-        specs.append(InputSpec(InputKind.BUFFER, TensorArgument(constant.name), name, persistent=True))
-        state[name] = table
+            constant = graph.placeholder(f"table_of_{node.name}")
+        tables[set_value(constant, tensor_of(node).new_empty(table.shape))] = table
         place = computed_before(node, operator.sub, integer, values.start)
         end = computed_before(node, operator.add, place, 1)
         entry = computed_before(node, SLICE_CONSTANT, constant, 0, place, end)
@@ -72,9 +69,7 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
         else:
             node.update_arg(1, entry)
     graph.eliminate_dead_code()
-    signature = copy.copy(exported.graph_signature)
-    signature.input_specs = [*specs, *signature.input_specs]
-    return replace_parts(exported, graph=graph, graph_signature=signature, state_dict=state)
+    return add_constants(exported, graph, tables)
 
 
 def _integer_of(node: Node, limits: Limits) -> Node | None:

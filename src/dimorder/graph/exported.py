@@ -226,6 +226,17 @@ def add_outputs(program: ExportedProgram, nodes: Sequence[Node]) -> ExportedProg
     return replace_parts(program, graph=graph, graph_signature=signature, module_call_graph=calls)
 
 
+def add_constants(
+    program: ExportedProgram, graph: Graph, constants: Mapping[Node, torch.Tensor]
+) -> ExportedProgram:
+    """Return a program with another graph, whose first placeholders are more constants."""
+    specs = [InputSpec(InputKind.BUFFER, TensorArgument(n.name), n.name, persistent=True) for n in constants]
+    old = program.graph_signature
+    signature = ExportGraphSignature([*specs, *old.input_specs], old.output_specs)
+    state = {**program.state_dict, **{node.name: tensor for node, tensor in constants.items()}}
+    return replace_parts(program, graph=graph, graph_signature=signature, state_dict=state)
+
+
 def initial_state(program: ExportedProgram) -> list[torch.Tensor]:
     """Return the initial values of the buffers that a functional program writes."""
     held = {**program.constants, **program.state_dict}
