@@ -14,15 +14,8 @@ from torch import Tensor, nn
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
-from dimorder.physical.fuse_quantized import (
-    MOVE,
-    Annotation,
-    FusedProgram,
-    How,
-    IntegerKernel,
-    WideKernel,
-    fuse_quantized,
-)
+from dimorder.physical.annotations import Annotation, FusedProgram, How
+from dimorder.physical.fuse_quantized import MOVE, IntegerKernel, WideKernel, fuse_quantized
 from dimorder.targets.program_io import read_signature
 
 aten = torch.ops.aten

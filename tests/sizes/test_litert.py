@@ -248,6 +248,22 @@ def test_a_fixed_size_that_a_batch_has_too_is_written_alike_for_all_batches(most
         assert max(errors(lowered, module, torch.randn(count, 3, 32, 32))) <= 1e-4
 
 
+class Flipped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight @ x).flip((0, 1, 2))
+
+
+def test_a_flip_of_a_size_that_a_dynamic_one_has_too_is_written_alike_for_all_sizes() -> None:
+    module, dims = Flipped().eval(), ({3: Dim("L", min=2, max=5)},)
+    lowered = dimorder.lower(module, (torch.randn(3, 4, 2, 3),), dynamic_shapes=dims, target="litert")
+    for size in (2, 4, 5):
+        assert max(errors(lowered, module, torch.randn(3, 4, 2, size))) <= 1e-5
+
+
 class Framed(nn.Module):
     def __init__(self, amounts: tuple[int, ...]) -> None:
         super().__init__()

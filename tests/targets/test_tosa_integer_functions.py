@@ -30,6 +30,23 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "rounded": lambda x: (1.9 * x).round(),
     "rounded to decimals": lambda x: (0.19 * x).round(decimals=1),
     "fraction": lambda x: (1.9 * x).frac(),
+    "sign": torch.sign,
+    "arctangent": torch.atan,
+    "hard shrink": F.hardshrink,
+    "soft shrink": F.softshrink,
+    "threshold": lambda x: F.threshold(x, 0.3, -0.7),
+    "chosen by a comparison": lambda x: torch.where(x > 0.2, 0.5 * x, x + 0.3),
+    "filled": lambda x: x.masked_fill(x.abs() < 0.4, 0.9),
+    "truth values as numbers": lambda x: (x >= 0.3).float() * x,
+}
+# The quantizer rounds each step of these to integers.
+IN_STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swish": lambda x: x * torch.sigmoid(x),
+    "gelu of GPT-2": lambda x: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.045 * x**3))),
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "sign": lambda x: torch.sign(x) * x,
+    "chosen by a comparison": lambda x: torch.where(x > 0.2, 0.5 * x, x + 0.3),
 }
 
 
@@ -45,6 +62,38 @@ def test_a_function_is_a_table(name: str) -> None:
     (wanted,), found = net(X), made.run(made.contract.inputs[0].quantized(X))
     found = found[0] if isinstance(found, (tuple, list)) else found
     assert torch.equal(found, made.contract.outputs[0].quantized(wanted))
+
+
+def test_a_choice_of_two_values_selects() -> None:
+    made = dimorder.lower(
+        Between(lambda x: torch.where(x > 0.2, x, x.flip(1)), (0.0311, -7)), (X,), target="tosa"
+    )
+    assert "SELECT" in inspect_tosa(made.artifact.data).operators
+
+
+def test_a_function_of_a_moved_value_and_of_itself_are_two() -> None:
+    """Both have one source, of which the elements are in other places."""
+    net = Between(
+        lambda x: torch.sigmoid(x) * x.flip(1) + torch.tanh(x.transpose(0, 1)).transpose(0, 1), (0.0311, -7)
+    )
+    made = dimorder.lower(net, (X,), target="tosa", run_artifact=True)
+    wanted, spec = net(X)[0], made.contract.outputs[0]
+    (found,) = made.run(made.contract.inputs[0].quantized(X))
+    assert (spec.real(found) - wanted).abs().max() <= 1.01 * spec.scale
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+@pytest.mark.parametrize("target", ["tosa", "ethos-u55-128"])
+def test_a_function_in_rounded_steps_is_a_table(target: str, name: str) -> None:
+    pytest.importorskip("executorch")
+    net = Net(lambda m, x: IN_STEPS[name](m.conv(x)), conv=torch.nn.Conv2d(6, 5, 3))
+    quantized = dimorder.quantize(net.eval(), [X, 0.7 * X, X.flip(1)], target=target)
+    made = dimorder.lower(quantized, (X,), target=target)
+    artifact = getattr(made.artifact, "graph", made.artifact)
+    operators = inspect_tosa(artifact.data).operators
+    assert operators["TABLE"] == 1 and not {"MUL", "ADD", "SUB", "SELECT"} & {*operators}
+    (found,) = quantized.compare(made)
+    assert found.quanta <= 1
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, dynamic_dims
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
@@ -227,13 +227,13 @@ def few_features_first(most: int) -> Implementation:
     return Implementation("few features first", "k *", _linear_features_first, _MATMUL_AND_ADD, applies)
 
 
-def has_two_dynamic_rows(varying: frozenset[int], graph: torch.fx.Graph) -> bool:
+def has_two_dynamic_rows(graph: torch.fx.Graph) -> bool:
     """Return whether a linear has several dynamic sizes besides its features, which "features first" merges.
 
     No target splits them again inside a delegate.
     """
     linears = graph.find_nodes(op="call_function", target=aten.linear.default)
-    return any(sum(size in varying for size in shape_of(node)[:-1]) > 1 for node in linears)
+    return any(len(set(dynamic_dims(node)) - {len(shape_of(node)) - 1}) > 1 for node in linears)
 
 
 OPERATORS = (

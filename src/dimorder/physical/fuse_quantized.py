@@ -11,7 +11,6 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -24,7 +23,13 @@ from dimorder.graph.nodes import bound, only_reader
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import elements_of
-from dimorder.physical.integer_functions import dequantized_numbers, exact_type, position_key
+from dimorder.physical.annotations import Annotation, FusedProgram, How
+from dimorder.physical.integer_functions import (
+    computed,
+    dequantized_numbers,
+    position_key,
+    rounded_levels,
+)
 from dimorder.physical.tokens import moved_tokens, token_numbers
 from dimorder.physical.wasted_levels import clamp_range
 
@@ -84,97 +89,6 @@ KernelRule: TypeAlias = FoundKernel | Callable[[CallArguments], FoundKernel]
 NO_KERNEL = "no int8 kernel computes it alone"
 
 
-class How(Enum):
-    """How a target computes a call of a quantized program."""
-
-    DEQUANTIZED = "dequantized"
-    FUNCTION = "a number for each integer of one value"
-    WIDE = "in wider integers"
-    TOKENS = "floats that a reader may quantize dynamically"
-    KERNEL = "in integers"
-    IN_KERNEL = "by the kernel before"
-    DYNAMIC_KERNEL = "in dynamically quantized integers"
-    ISLAND = "in floats"
-    IN_ISLAND = "in floats, by the call before"
-
-
-@dataclass(frozen=True, eq=False)
-class Annotation:
-    """The way in which a target computes a call.
-
-    Attributes:
-        how: The kind of computation: in integers, in floats, or together with another call.
-        type: The integers that a value is dequantized from, or that a kernel writes. For a function, those of
-            the value that it is a function of.
-        low: The lower bound of a kernel's result.
-        high: The upper bound.
-        tokens: The token of each element that a reader may quantize dynamically.
-        reason: Why a call is a float island.
-        function: The result for each integer of `type`, from the lowest on, of a function of one value.
-        source: The value that it is a function of, as `position_key` names values.
-    """
-
-    how: How
-    type: IntegerType | None = None
-    low: float = -math.inf
-    high: float = math.inf
-    tokens: Tensor | None = None
-    reason: str = ""
-    function: Tensor | None = None
-    source: Hashable = None
-
-    @property
-    def numbers(self) -> Tensor | None:
-        """The number that each integer of `type` becomes, if the call is a function of one value."""
-        if self.how is not How.DEQUANTIZED or self.type is None:
-            return self.function
-        return dequantized_numbers(self.type)
-
-    @cached_property
-    def exact_type(self) -> IntegerType | None:
-        """The type of integers that stand for the numbers of a function exactly, or None."""
-        if self.function is None or self.type is None:
-            return self.type if self.how is How.DEQUANTIZED else None
-        return exact_type(self.type, self.function)
-
-    @property
-    def is_clamped(self) -> bool:
-        return (self.low, self.high) != (-math.inf, math.inf)
-
-    def __str__(self) -> str:
-        of, text = self.type, self.how.value
-        if of is not None:
-            dtype = str(of.dtype).removeprefix("torch.")
-            text += f": {dtype}, scale {of.scale:g}, zero point {of.zero_point}"
-        if self.is_clamped:
-            text += f", clamped to [{self.low:g}, {self.high:g}]"
-        return f"{text}: {self.reason}" if self.reason else text
-
-
-@dataclass(frozen=True)
-class FusedProgram:
-    """The annotations of the calls of a quantized program, in the program's sequence.
-
-    A call without an annotation computes no floats, runs outside the target, or is in a part of the program
-    without integers.
-    """
-
-    annotations: Mapping[Node, Annotation] = field(default_factory=dict)
-
-    def how(self, node: Node | None) -> How | None:
-        """Return how a call is computed, or None if it has no annotation."""
-        return None if node is None or node not in self.annotations else self.annotations[node].how
-
-    @property
-    def float_islands(self) -> dict[Node, str]:
-        """The calls in float32, with the reasons."""
-        return {node: each.reason for node, each in self.annotations.items() if each.how is How.ISLAND}
-
-    def __str__(self) -> str:
-        width = max((len(node.name) for node in self.annotations), default=0)
-        return "\n".join(f"{node.name:{width}}  {each}" for node, each in self.annotations.items())
-
-
 def fuse_quantized(
     graph: Graph,
     constants: Mapping[Node, Tensor],
@@ -225,7 +139,7 @@ class _Fuser:
         annotation = self._annotation(node, rule)
         if annotation is None:
             return
-        self.found[node] = annotation
+        self.found[node] = replace(annotation, source=annotation.source or self._source(node))
         reader = self._only_reader(node)
         clamps = isinstance(rule, IntegerKernel) and rule.clamps and clamp_range(reader) is not None
         if annotation.how is How.ISLAND and clamps and reader is not None:
@@ -236,7 +150,7 @@ class _Fuser:
         if is_cast or node.target is operator.getitem:
             return None
         if node.target is DEQUANTIZE:
-            return Annotation(How.DEQUANTIZED, _type_of(node))
+            return Annotation(How.DEQUANTIZED, _type_of(node), origin=self._rounded(node))
         if node.target is FAKE_QUANTIZE_DYNAMIC:
             return Annotation(How.TOKENS, tokens=token_numbers(node))
         if isinstance(rule, WideKernel):
@@ -258,7 +172,7 @@ class _Fuser:
         types = [of for of in dequantized if of is not None]
         known = types if len(types) == len(operands) else None
         if rule.chooses and known and {*known} == {known[0]} and self.found.keys() >= {*node.all_input_nodes}:
-            return operands[0]
+            return Annotation(How.DEQUANTIZED, known[0])
         return self._in_kernel(node, rule, known)
 
     def _in_kernel(
@@ -286,14 +200,15 @@ class _Fuser:
 
     def _in_wide_kernel(self, node: Node, kernel: WideKernel) -> Annotation:
         """Annotate a call that is a function of one value, or that the kernel computes in wider integers."""
-        given, read = bound(node.target, node.args, node.kwargs), {*self.constants}
-        map_arg([given[name] for name in kernel.positions], read.add)
-        operands = {value: self._operand(node, value) for value in node.all_input_nodes if value not in read}
-        known = {value: each for value, each in operands.items() if each is not None}
-        if len(known) < len(operands) or any(each.how is How.ISLAND for each in known.values()):
-            return _island("an operand that is not quantised")
-        if kernel.follows and (function := self._function(node, known)) is not None:
+        values = [value for value in node.all_input_nodes if value not in self.constants]
+        known = {value: each for value in values if (each := self._operand(node, value)) is not None}
+        if kernel.follows and len(known) == len(values) and (function := self._function(node, known)):
             return function
+        given, read = bound(node.target, node.args, node.kwargs), set[Any]()
+        map_arg([given[name] for name in kernel.positions], read.add)
+        if any(value not in known or known[value].how is How.ISLAND for value in values if value not in read):
+            return _island("an operand that is not quantised")
+        known = {value: each for value, each in known.items() if value not in read}
         reason = kernel.unmet(known)
         if reason is not None:
             return _island(reason)
@@ -303,23 +218,42 @@ class _Fuser:
 
     def _function(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:
         """Return the call as a function of one value, or None if it reads several or none."""
-        numbers = {value: each.numbers for value, each in operands.items()}
-        sources = {self._source(value) for value in operands}
+        own = self._of_one(node, operands)
+        origins = {value: each.origin or each for value, each in operands.items()}
+        origin = None if origins == operands else self._of_one(node, origins)
+        return (own and replace(own, origin=origin)) or origin
+
+    def _of_one(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:
+        """Return the call as a function of the source that all operands have, or None."""
+        numbers = {value: each.numbers for value, each in operands.items() if each.numbers is not None}
         constants = {value: self.constants[value] for value in node.all_input_nodes if value not in operands}
-        if len(sources) != 1 or any(each.numel() != 1 for each in constants.values()):
+        if len(numbers) < len(operands) or len({each.source for each in operands.values()}) != 1:
             return None
-        if any(each is None for each in numbers.values()):
+        if any(each.numel() != 1 for each in constants.values()):
             return None
-        numbers |= {value: each.double().reshape(()) for value, each in constants.items()}
-        args, kwargs = map_arg((node.args, node.kwargs), numbers.__getitem__)
-        target: Any = node.target
-        of = next(iter(operands.values())).type
-        return Annotation(How.FUNCTION, of, function=target(*args, **kwargs), source=sources.pop())
+        of, source = next((each.type, each.source) for each in operands.values())
+        chooses = any(each.dtype == torch.bool for each in numbers.values())
+        if chooses and of is not None and of.dtype == torch.int16:
+            return None  # a TABLE of int16 interpolates, and a choice has steps
+        return Annotation(How.FUNCTION, of, function=computed(node, numbers, constants), source=source)
+
+    def _rounded(self, dequantize: Node) -> Annotation | None:
+        """Return a dequantized value as a function of the source of the value that was quantized, or None."""
+        (integers,) = dequantize.all_input_nodes
+        before = self.found.get(integers.all_input_nodes[0]) if integers.target is QUANTIZE else None
+        before = before and (before.origin or before)
+        if before is None or before.numbers is None or before.type is None:
+            return None
+        if torch.int16 in (before.type.dtype, _type_of(dequantize).dtype):
+            return None
+        levels = rounded_levels(integers, before.numbers)
+        numbers = dequantized_numbers(_type_of(dequantize), levels)
+        return replace(before, how=How.FUNCTION, function=numbers)
 
     def _source(self, value: Node) -> Hashable:
-        """Return the value that a value is a function of."""
+        """Return a key of the value that a value is a function of."""
         found = self.found.get(value)
-        if found is not None and found.source is not None:
+        if found is not None:
             return found.source
         if value.target is DEQUANTIZE:
             return self._source(value.all_input_nodes[0])
@@ -332,9 +266,9 @@ class _Fuser:
         if len(known) < len(operands) or len({(each.how, each.type) for each in known}) != 1:
             return None
         if known[0].how is How.DEQUANTIZED:
-            return known[0]
+            return Annotation(How.DEQUANTIZED, known[0].type)
         if known[0].how in (How.FUNCTION, How.WIDE) and len(known) == 1:
-            return replace(known[0], source=known[0].source and self._source(node))
+            return replace(known[0], source=self._source(node), origin=None)
         tokens = {value: each.tokens for value, each in zip(node.all_input_nodes, known, strict=True)}
         moved = moved_tokens(node, tokens)
         return None if moved is None else Annotation(How.TOKENS, tokens=moved)

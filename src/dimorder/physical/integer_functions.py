@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from dimorder.graph.elements import moves
 from dimorder.graph.nodes import bound
-from dimorder.graph.quantized import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, Scaled, in_float32
 
 aten = torch.ops.aten
 
@@ -22,19 +22,42 @@ NEAR = MappingProxyType({torch.int8: 1e-5, torch.uint8: 1e-5, torch.int16: 4e-3}
 _KEEPS_SEQUENCE = (aten.view.default, aten.clone.default, aten._to_copy.default)
 
 
-def dequantized_numbers(of: IntegerType) -> Tensor:
-    """Return the number that each integer of a type stands for, from the lowest on.
+def dequantized_numbers(of: IntegerType, levels: Tensor | None = None) -> Tensor:
+    """Return the numbers that integers of a type stand for; by default all, from the lowest on.
 
     >>> dequantized_numbers(IntegerType(torch.int8, 0.5, 126))[[0, -1]]
     tensor([-127.0000,    0.5000], dtype=torch.float64)
     """
-    levels = torch.arange(of.low, of.high + 1, dtype=torch.float64)
+    if levels is None:
+        levels = torch.arange(of.low, of.high + 1, dtype=torch.float64)
     return (levels - of.zero_point) * in_float32(of.scale)
+
+
+def computed(node: Node, numbers: Mapping[Node, Tensor], constants: Mapping[Node, Tensor]) -> Tensor:
+    """Return the results of a call for numbers of each operand. PyTorch compares numbers in float32.
+
+    Each constant has one element.
+    """
+    held = dict(numbers)
+    for value, constant in constants.items():
+        held[value] = (constant.in_float64 if isinstance(constant, Scaled) else constant.double()).reshape(())
+    if node.meta["val"].dtype == torch.bool:
+        held = {value: each.float() for value, each in held.items()}
+    args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
+    results: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    return results.double() if results.is_floating_point() else results
 
 
 def levels_of(numbers: Tensor, of: IntegerType) -> Tensor:
     """Return the numbers in quanta of a type, before they are rounded."""
     return numbers / (in_float32(of.scale) or 1.0) + of.zero_point
+
+
+def rounded_levels(quantize: Node, numbers: Tensor) -> Tensor:
+    """Return the integers to which a call quantizes numbers."""
+    given = bound(quantize.target, quantize.args, quantize.kwargs)
+    levels: Tensor = (numbers / (in_float32(given["scale"]) or 1.0)).round() + given["zero_point"]
+    return levels.clamp(given["quant_min"], given["quant_max"])
 
 
 def slope_of(numbers: Tensor) -> float:

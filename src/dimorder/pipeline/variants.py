@@ -126,7 +126,7 @@ def make_variants(
         record_max_shapes(graphs, table)
         record_dynamic_dims(graphs)
         record_uneven_cuts(graphs, table)
-        targets = _sized_targets(target, varying, programs)
+        targets = _sized_targets(target, programs)
     variants = []
     for point, program, own in zip(points, programs, targets, strict=True):
         _require_state(program, own)
@@ -198,20 +198,11 @@ def _forms(capabilities: Capabilities) -> dict[str, Any]:
     return {"in_parts": capabilities.in_parts, "in_pairs": capabilities.in_pairs, "fused": fused}
 
 
-def _sized_targets(
-    target: Target, varying: Sequence[frozenset[int]], programs: Sequence[Captured]
-) -> list[Target]:
-    """Return the target at each point of the ranges.
-
-    A fixed size may equal a dynamic one by chance at one point. So an implementation that is missing at one
-    point is missing at all of them.
-    """
+def _sized_targets(target: Target, programs: Sequence[Captured]) -> list[Target]:
+    """Return the target at each point of the ranges. An implementation must not be missing at any of them."""
     if target.dynamic is None or target.dynamic.capabilities is None:
         return [target] * len(programs)
-    sized = [
-        target.dynamic.capabilities(sizes, program.module.graph)
-        for sizes, program in zip(varying, programs, strict=True)
-    ]
+    sized = [target.dynamic.capabilities(program.module.graph) for program in programs]
     columns = zip(*(capabilities.implementations for capabilities in sized), strict=True)
     shared = tuple(frozenset.intersection(*names) for names in columns)
     own = min((each.own_implementations for each in sized), key=len)

@@ -20,7 +20,7 @@ from dimorder.contract import Contract
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs, counted
-from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.physical.annotations import FusedProgram
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.network_calls import Run
@@ -221,12 +221,12 @@ class DynamicSizes:
     """The support of a target for dynamic sizes: its `emit` accepts programs that have them.
 
     Attributes:
-        capabilities: Returns the capabilities for a captured graph in which the given sizes are dynamic. None
-            means that they are the same.
+        capabilities: Returns the capabilities for a captured graph with dynamic sizes. None means that they
+            are the same.
         integers: Whether a quantised network may have them.
     """
 
-    capabilities: Callable[[frozenset[int], Graph], Capabilities] | None = None
+    capabilities: Callable[[Graph], Capabilities] | None = None
     integers: bool = False
 
 

@@ -44,10 +44,8 @@ OWN = {
 }
 
 
-def sized(
-    capabilities: Capabilities, varying: frozenset[int], graph: Graph, missing: frozenset[str] = frozenset()
-) -> Capabilities:
-    """Return the capabilities for a captured graph in which these sizes are dynamic.
+def sized(capabilities: Capabilities, graph: Graph, missing: frozenset[str] = frozenset()) -> Capabilities:
+    """Return the capabilities for a captured graph with dynamic sizes.
 
     The matrices of a resize are constants of fixed sizes. `missing` are further implementations that need
     fixed ones.
@@ -56,7 +54,7 @@ def sized(
         missing |= BY_MATMUL
     implementations = tuple(names - missing for names in capabilities.implementations)
     own = dict(capabilities.own_implementations)
-    if has_two_dynamic_rows(varying, graph):
+    if has_two_dynamic_rows(graph):
         own.pop(_LINEAR, None)
     return replace(capabilities, implementations=implementations, own_implementations=own)
 

@@ -19,7 +19,6 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import QUANTIZE
-from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.table import elements_of
 from dimorder.plans.explanation import Place
 from dimorder.targets.base import Artifact, Target, TargetFiles
@@ -166,7 +165,11 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     if is_u85(accelerator):
         plans += [(objective, replace(each, capabilities=weights_last)) for objective, each in plans]
     made = replace(made, contenders={"cycles": plans})
-    floats = Capabilities(lambda call, constants: FLOAT, takes=partial(_refuse_floats, accelerator))
+    floats = replace(
+        made.capabilities,
+        computes=lambda call, constants: FLOAT,
+        takes=partial(_refuse_floats, accelerator),
+    )
     return replace(
         made, capabilities=floats, quantized=made, recipes=RECIPES, with_options=partial(target, accelerator)
     )

@@ -21,7 +21,8 @@ from dimorder.graph import dynamic_sizes
 from dimorder.graph.nodes import is_getitem, tensors_in
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.quantization import is_quantized
-from dimorder.physical.fuse_quantized import FusedProgram, How, fuse_quantized
+from dimorder.physical.annotations import FusedProgram, How
+from dimorder.physical.fuse_quantized import fuse_quantized
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.sizes.specialization import specialize_each
 from dimorder.targets.integer_kernels import operand_type

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.quantized import Integers, IntegerType, Scaled, level_bounds
-from dimorder.physical.fuse_quantized import Annotation, How
+from dimorder.physical.annotations import Annotation, How
 from dimorder.targets.graph_writer import NamedValue, NamedWriter
 from dimorder.targets.integer_kernels import TIMES_ONES
 from dimorder.targets.litert import integers

@@ -15,7 +15,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, initial_state, turn_buffers_into_inputs
-from dimorder.graph.nodes import args_of, is_uneven
+from dimorder.graph.nodes import args_of, dynamic_dims, is_uneven
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
@@ -24,7 +24,7 @@ from dimorder.ops.parts_bits import SIGN_BITS
 from dimorder.ops.parts_elementary import LIMITS, places_of
 from dimorder.ops.parts_remainder import QUOTIENTS, REMAINDERS
 from dimorder.ops.quantization import is_quantized
-from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.physical.annotations import FusedProgram
 from dimorder.sizes.specialization import specialize
 from dimorder.targets import by_xnnpack
 from dimorder.targets.base import Artifact, DynamicSizes, Signatures, Target, TargetFiles, TargetRuntime
@@ -148,16 +148,16 @@ def _with_state(contract: Contract, state: Sequence[torch.Tensor]) -> Contract:
     )
 
 
-def _sized(capabilities: Capabilities, table: Table, varying: frozenset[int], graph: Graph) -> Capabilities:
-    """Return the capabilities for a captured graph in which these sizes are dynamic."""
+def _sized(capabilities: Capabilities, table: Table, graph: Graph) -> Capabilities:
+    """Return the capabilities for a captured graph with dynamic sizes."""
     slices, flips = (graph.find_nodes(op="call_function", target=target) for target in (SLICE, FLIP))
     if any(is_uneven(node) and args_of(node)[4] != 1 for node in slices):
         table = with_moves(table, SLICE)
     flips = [node for node in flips if len(shape_of(node)) <= MAX_SLICED]
-    if any(shape_of(node)[dim] in varying for node in flips for dim in args_of(node)[1]):
+    if any(dim % len(shape_of(node)) in dynamic_dims(node) for node in flips for dim in args_of(node)[1]):
         table = with_moves(table, FLIP)
     fitting = replace(capabilities, computes=table.supports, at_all_sizes=partial(unfit_sizes, table))
-    return by_xnnpack.sized(fitting, varying, graph)
+    return by_xnnpack.sized(fitting, graph)
 
 
 def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:

@@ -14,7 +14,8 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import is_getitem
 from dimorder.graph.quantized import QUANTIZE
-from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
+from dimorder.physical.annotations import FusedProgram
+from dimorder.physical.fuse_quantized import fuse_quantized
 from dimorder.targets.program_io import (
     BOUNDARY_FIX,
     FIX,

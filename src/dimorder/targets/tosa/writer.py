@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
-from dimorder.physical.fuse_quantized import Annotation
+from dimorder.physical.annotations import Annotation
 from dimorder.targets.graph_writer import NamedValue, NamedWriter, merge_broadcast
 from dimorder.targets.table import View
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, NUMPY, TORCH

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dimorder.graph.dynamic_sizes import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.graph.quantized import IntegerType
-from dimorder.physical.fuse_quantized import Annotation, How
+from dimorder.physical.annotations import Annotation, How
 from dimorder.targets.graph_writer import ViewWriter
 from dimorder.targets.integer_kernels import integers_of, unfit_4_bits
 from dimorder.targets.table import View

@@ -16,7 +16,7 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import is_getitem
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE, IntegerType, are_equal
 from dimorder.ops.table import elements_of
-from dimorder.physical.fuse_quantized import FusedProgram, How
+from dimorder.physical.annotations import FusedProgram, How
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC

@@ -20,7 +20,7 @@ from dimorder.graph.branches import Branches
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.graph.nodes import is_getitem
 from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.physical.annotations import FusedProgram
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizeWriter
 from dimorder.targets.delegate import make_delegate

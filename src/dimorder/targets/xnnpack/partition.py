@@ -15,7 +15,8 @@ from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.graph.nodes import results
 from dimorder.ops.quantization import is_quantized
-from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
+from dimorder.physical.annotations import FusedProgram
+from dimorder.physical.fuse_quantized import fuse_quantized
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.integer_kernels import operand_type
 from dimorder.targets.program_io import empty, is_channels_last, read_signature

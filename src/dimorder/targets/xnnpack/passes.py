@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dimorder.graph.dynamic_sizes import is_fixed
-from dimorder.physical.fuse_quantized import FusedProgram, How
+from dimorder.physical.annotations import FusedProgram, How
 from dimorder.targets.xnnpack.all_sizes import derive_sizes
 from dimorder.targets.xnnpack.fusion import fuse
 from dimorder.targets.xnnpack.graph import XnnGraph, passes_on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,13 +16,13 @@ from dimorder.contract_file import constant_methods, seal
 from dimorder.errors import installed
 from dimorder.executorch import pte
 from dimorder.graph.dynamic_sizes import DynamicCall
-from dimorder.graph.nodes import results
+from dimorder.graph.nodes import dynamic_dims, results
 from dimorder.graph.tracing import FLOATS
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.softmax import by_doubling, running_size
-from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.physical.annotations import FusedProgram
 from dimorder.targets import by_xnnpack
 from dimorder.targets.base import DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.program_io import refuse_empty_outputs
@@ -80,12 +79,12 @@ def _sums_in_delegate(node: Node) -> bool:
 _OWN = {**by_xnnpack.OWN, "aten.cumsum": (by_doubling(aten.add.Tensor, 0, _sums_in_delegate),)}
 
 
-def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
-    """Return the capabilities for a captured graph in which these sizes are dynamic."""
+def _sized(capabilities: Capabilities, graph: Graph) -> Capabilities:
+    """Return the capabilities for a captured graph with dynamic sizes."""
     convolved = graph.find_nodes(op="call_function", target=aten.convolution.default)
-    joined = all(_joins_phases(node, varying) for node in convolved if has_phases(node))
+    joined = all(_joins_phases(node) for node in convolved if has_phases(node))
     missing = frozenset[str]() if joined else frozenset({by_xnnpack.IN_PHASES})
-    return by_xnnpack.sized(capabilities, varying, graph, missing)
+    return by_xnnpack.sized(capabilities, graph, missing)
 
 
 def _at_all_sizes(
@@ -105,14 +104,14 @@ def _fused(operators: Table, program: ExportedProgram, contract: Contract) -> Fu
     return partition_for_ranges(program, operators, contract)[0].fused()
 
 
-def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
+def _joins_phases(convolution: Node) -> bool:
     """Return whether XNNPACK can join the phases of a transposed convolution.
 
     A reshape may have one dynamic size at most. A slice, which cuts the surplus of the result, may have none.
     """
-    batch, _, *space = results(convolution)[0].shape
-    cut = itertools.compress(space, cuts_phases(convolution))
-    return sum(size in varying for size in (batch, *space)) < 2 and varying.isdisjoint(cut)
+    dynamic = dynamic_dims(convolution)
+    cut = {dim for dim, cuts in enumerate(cuts_phases(convolution), 2) if cuts}
+    return len(dynamic) < 2 and cut.isdisjoint(dynamic)
 
 
 def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dimorder.graph.quantized import Scaled
 from dimorder.targets.table import Arguments, Row, View
-from dimorder.targets.tosa.integers.kernels import SUM
+from dimorder.targets.tosa.integers.kernels import FUNCTION_OR_SUM
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand, numbers, refusal
 from dimorder.targets.tosa.integers.sums import compare
 from dimorder.targets.tosa.logic import COMPARISONS
@@ -22,20 +22,14 @@ W = IntegerWriter
 
 
 def _row(target: Any) -> Row:
-    holds = target.overloadpacket.Tensor
-
     def build(w: W, a: Arguments) -> TosaValue:
-        x, y = (_operand(w, each) for each in (a.self, a.other))
-        # PyTorch compares float32
-        if isinstance(x, Lookup) and isinstance(y, Tensor) and y.numel() == 1:
-            truth = _among(w, x, holds(x.numbers.float(), y.float().reshape(())))
-        elif isinstance(y, Lookup) and isinstance(x, Tensor) and x.numel() == 1:
-            truth = _among(w, y, holds(x.float().reshape(()), y.numbers.float()))
-        else:
-            truth = compare(w, x, y, COMPARISONS[target].write)
-        return w.reshape(truth, a.shape)  # type: ignore[no-any-return]
+        of_one = w.follow()
+        if of_one is None:
+            x, y = (_operand(w, each) for each in (a.self, a.other))
+            return w.reshape(compare(w, x, y, COMPARISONS[target].write), a.shape)  # type: ignore[no-any-return]
+        return w.reshape(_among(w, of_one), a.shape)  # type: ignore[no-any-return]
 
-    return Row(build, kernel=SUM)
+    return Row(build, kernel=FUNCTION_OR_SUM)
 
 
 def _operand(w: W, argument: Any) -> Operand:
@@ -48,9 +42,9 @@ def _operand(w: W, argument: Any) -> Operand:
     return Lookup.dequantize(w.constant(argument.integers.values), of)
 
 
-def _among(w: W, x: Lookup, truths: Tensor) -> TosaValue:
-    """Return which integers are among those that `truths` has, a truth value for each integer of the type."""
-    low, high = x.of.low, x.of.high
+def _among(w: W, x: Lookup) -> TosaValue:
+    """Return which integers are among those for which the function, of truth values, is true."""
+    low, high, truths = x.of.low, x.of.high, x.numbers
     held = (truths.nonzero().flatten() + low).tolist()
     first, last = (held[0], held[-1]) if held else (high + 1, high)
     others = ((~truths).nonzero().flatten() + low).tolist()

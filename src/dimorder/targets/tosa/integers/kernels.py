@@ -12,7 +12,8 @@ import torch
 from torch.fx import Node
 
 from dimorder.graph.quantized import Scaled, level_of
-from dimorder.physical.fuse_quantized import Annotation, How, WideKernel
+from dimorder.physical.annotations import Annotation, How
+from dimorder.physical.fuse_quantized import WideKernel
 
 Operands = Mapping[Node, Annotation]
 OF_SUM = "a function of a sum that is not quantised"

@@ -8,7 +8,7 @@ integers with scales. Both are written when they are quantised: by one RESCALE, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import IntegerType
-from dimorder.physical.fuse_quantized import How
+from dimorder.physical.annotations import How
 from dimorder.physical.integer_functions import dequantized_numbers, exact_type
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.channel_pieces import Channels, IntegerGraph, cut_convolutions
@@ -115,6 +115,7 @@ class IntegerWriter(TosaWriter):
 
     `shortcuts` maps the tensor of a sum to a function that writes it with fewer operators, for a type for
     which that is exact. `errors` are the quanta by which int16 tensors may be off the nearest integers.
+    `sources` maps the key of a source to a function of it.
     `forms` are the chosen alternatives among operators that give the same integers.
     """
 
@@ -126,11 +127,19 @@ class IntegerWriter(TosaWriter):
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
         self.errors: dict[str, float] = {}
         self.permuted: dict[str, Channels] = {}
+        self.sources: dict[Hashable, View[Lookup]] = {}
 
     @property
     def function(self) -> Tensor | None:
         """The numbers of the call that is written, if it is a function of one value."""
         return None if self.annotation is None else self.annotation.function
+
+    def follow(self) -> Lookup | None:
+        """Return the call that is written as a function of its source, or None if it is none."""
+        if self.function is None or self.annotation is None:
+            return None
+        source: Lookup = self.dense(self.sources[self.annotation.source])
+        return replace(source, numbers=self.function)
 
     def constant(self, data: Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> TosaValue:
         if dtype is None and isinstance(data, Tensor) and data.dtype == torch.uint8:
@@ -149,8 +158,12 @@ class IntegerWriter(TosaWriter):
         held = value.value if isinstance(value, View) else value
         how = None if self.annotation is None else self.annotation.how
         kinds: Mapping[How | None, Any] = {None: TosaValue, How.WIDE: (Accumulator, TosaValue)}
+        if self.function is not None and self.function.dtype == torch.bool:
+            kinds = {How.FUNCTION: TosaValue}
         found = f"a row gives {type(held).__name__}, where the plan has {how}"
         assert isinstance(held, kinds.get(how, Lookup)), found
+        if isinstance(held, Lookup) and self.annotation is not None:
+            self.sources.setdefault(self.annotation.source, value)
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         if isinstance(value, TosaValue):

@@ -39,12 +39,11 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     names = [argument.name for argument in target._schema.arguments]
 
     def build(w: W, a: Arguments) -> Numbers:
-        given = {name: operand(w, getattr(a, name), target in _OF_INTEGERS) for name in names}
-        function = w.function
+        function = w.follow()
         if function is not None:
-            first = next(x for x in given.values() if isinstance(x, Lookup))
-            return replace(first, numbers=function)
+            return function
         assert arithmetic is not None, "the plan has no such operator"
+        given = {name: operand(w, getattr(a, name), target in _OF_INTEGERS) for name in names}
         return arithmetic(w, changed(a, **given))
 
     return build
@@ -127,6 +126,9 @@ def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
 
 
 def _choose(w: W, a: Arguments) -> Numbers:
+    function = w.follow()
+    if function is not None:
+        return function
     x, y = (_constant(operand(w, each)) for each in (a.self, a.other))
     return choose(w, value(w, a.condition, "BOOL"), x, y)
 
@@ -177,7 +179,9 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
 )
 _CHOICES = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 _FILLS = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-_CHOICE, _FILL = (WideKernel(lambda operands: None, positions=(name,)) for name in ("condition", "mask"))
+_CHOICE, _FILL = (
+    WideKernel(lambda operands: None, follows=True, positions=(name,)) for name in ("condition", "mask")
+)
 _KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
     {
         **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda a: quotient(a.other)),
