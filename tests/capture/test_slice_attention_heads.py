@@ -167,6 +167,20 @@ def test_what_a_batch_repeats_is_no_head() -> None:
     assert torch.equal(lowered.run(x, y), x * y)
 
 
+def test_repeated_rows_are_no_heads() -> None:
+    pytest.importorskip("executorch")
+    import dimorder
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin().repeat(2, 1)
+
+    dims = ({0: Dim("N", min=2, max=9)},)
+    lowered = dimorder.lower(Twice(), (torch.randn(3, 5),), dynamic_shapes=dims, target="xnnpack")
+    x = torch.randn(4, 5)
+    assert torch.allclose(lowered.run(x), x.sin().repeat(2, 1))
+
+
 def test_attention_with_fewer_heads_of_keys_is_one_delegate() -> None:
     pytest.importorskip("executorch")
     import dimorder

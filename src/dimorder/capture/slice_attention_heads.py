@@ -79,7 +79,7 @@ def _swapped(rank: int) -> list[int]:
 def _repeat(reshape: Node, most: int) -> None:
     """Replace heads that an expansion repeats and a reshape puts in a row by joined slices."""
     expand, shape = args_of(reshape)[0], shape_of(reshape)
-    if expand.target is not aten.expand.default or len(shape_of(expand)) != len(shape) + 1:
+    if expand.target is not aten.expand.default or len(shape_of(expand)) != len(shape) + 1 or len(shape) < 3:
         return
     alone, (*outer, count, rows, size) = args_of(expand)[0], shape
     *_, heads, times, _, _ = shape_of(expand)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dimorder.graph.nodes import args_of
+from dimorder.graph.nodes import args_of, dynamic_dims
 from dimorder.graph.quantized import Scaled
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.call import Call
@@ -172,33 +172,57 @@ def transposed_depth_by_taps(c: Call) -> None:
     """Lower a 3-D transposed convolution to one 2-D transposed convolution per depth tap.
 
     Each tap writes its planes to their places, with zeros between them. Then the results of all taps are
-    added.
+    added. If that would cut planes of a dynamic depth, a transposed convolution of 0 and 1 adds them instead.
     """
     c.compute_in_float32()
     conv = Convolution.of(c)
     batch, depth, *rest = (c.size(0, group) for group in conv.dims)
     _, new_depth, *plane = (c.size(c.result, group) for group in conv.dims)
     images = c.b.call(aten.view.default, c.take(0, conv.dims), [batch * depth, *rest])
-    step = conv.stride[0]
+    step, taps = conv.stride[0], conv.weight.shape[1]
+    # How many steps, and how many planes besides, a tap's results are moved by.
+    moves = [divmod(tap * conv.dilation[0] - conv.padding[0], step) for tap in range(taps)]
 
-    def taps() -> Iterator[torch.fx.Node]:
-        for tap in range(conv.weight.shape[1]):
+    def results() -> Iterator[torch.fx.Node]:
+        for tap, (steps, planes) in enumerate(moves):
             y = conv.plane(tap, None).write(c, images)
             if step > 1:
                 rows = c.b.call(aten.view.default, y, [batch * depth, 1, math.prod(plane)])
-                y = c.b.call(aten.constant_pad_nd.default, rows, [0, 0, 0, step - 1], 0.0)
+                y = c.b.call(aten.constant_pad_nd.default, rows, [0, 0, planes, step - 1 - planes], 0.0)
             y = c.b.call(aten.view.default, y, [batch, depth * step, *plane])
-            before = tap * conv.dilation[0] - conv.padding[0]
-            after = new_depth - before - depth * step
-            y = c.b.slice(y, 1, max(-before, 0), depth * step - max(-after, 0))
+            before, after = steps * step, new_depth - (steps + depth) * step
+            if before < 0 or after < 0:
+                y = c.b.slice(y, 1, max(-before, 0), depth * step - max(-after, 0))
             if before > 0 or after > 0:
                 y = c.b.call(aten.constant_pad_nd.default, y, [0] * 6 + [max(before, 0), max(after, 0)], 0.0)
             yield y
 
-    total = c.b.combine(aten.add.Tensor, taps())
+    cuts = any(steps < 0 or new_depth < (steps + depth) * step for steps, _ in moves)
+    if cuts and 2 in dynamic_dims(c.node):
+        c.give(_depth_joined(c, conv, images, [batch, depth], [new_depth, *plane]), conv.dims)
+        return
+    total = c.b.combine(aten.add.Tensor, results())
     if conv.bias is not None:
         total = c.b.call(aten.add.Tensor, total, c.constant(conv.bias, 2))
     c.give(total, conv.dims)
+
+
+def _depth_joined(
+    c: Call, conv: Convolution, images: torch.fx.Node, sizes: Sequence[int], result: Sequence[int]
+) -> torch.fx.Node:
+    """Return the planes of all depth taps, each tap in channels of its own, added where they belong."""
+    taps, channels = conv.weight.shape[1], result[-1]
+    y = conv.plane(0, None).write(c, images, weight=conv.weight.flatten(0, 1))
+    y = c.b.call(aten.view.default, y, [*sizes, math.prod(result[1:-1]), channels * taps])
+    along: dict[str, Any] = {
+        "weight": torch.eye(taps).reshape(taps, 1, taps).repeat(channels, 1, 1, 1),
+        "stride": [conv.stride[0], 1],
+        "padding": [conv.padding[0], 0],
+        "dilation": [conv.dilation[0], 1],
+        "output_padding": [conv.output_padding[0], 0],
+    }
+    y = conv.write(c, y, groups=channels, **along)
+    return c.b.call(aten.view.default, y, [sizes[0], *result])
 
 
 def transposed_in_phases(c: Call) -> None:

@@ -26,7 +26,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.executorch.pte import method_of
 from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
-from dimorder.graph.nodes import set_value, where
+from dimorder.graph.nodes import is_getitem, origin_of, set_value, where
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.sizes.size_table import SizeTable
@@ -39,7 +39,7 @@ from dimorder.targets.xnnpack.ops import OPERATORS, wrong_at_some_sizes, wrong_o
 from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
-from dimorder.targets.xnnpack.sketch import partition_for_ranges
+from dimorder.targets.xnnpack.sketch import partition_for_ranges, reason_outside
 from dimorder.verification.network_calls import Run
 
 aten = torch.ops.aten
@@ -202,9 +202,13 @@ def _stem(node: Node) -> str:
 
 def _no_kernel(plan: Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
     described = [f"{node.target} ({where(node)})" for node in nodes]
-    reasons = {reason for node in nodes if (reason := plan.operators.supports(node, plan.constants))}
+    sites = {
+        origin_of(node).get("site", node) for node in nodes
+    }  # one operator may be written as several calls
+    called = [node for node in plan.called if origin_of(node).get("site", node) in sites]
+    reasons = {reason for node in called if not is_getitem(node) and (reason := reason_outside(node, plan))}
     return UnsupportedError(
         "one of the operators outside the delegates: " * (len(nodes) > 1) + "; ".join(described),
-        f"{found} (outside because: {'; '.join(sorted(reasons))})",
+        found + f" (outside because: {'; '.join(sorted(reasons))})" * bool(reasons),
         "replace it in the module, or run that part in torch",
     )

@@ -169,12 +169,19 @@ def _runs_on_either_side(node: Node, plan: Partition) -> bool:
 def _require_planned_outside(node: Node, plan: Partition) -> None:
     origin = origin_of(node)
     if "site" in origin and not origin.get("outside") and not _runs_on_either_side(node, plan):
-        reason = plan.operators.supports(node, plan.constants)
-        reason = reason or unfit_sizes(node, plan.operators, plan.constants, plan.dynamic)
+        reason = reason_outside(node, plan)
         if reason is None:  # it moves integers of 8 bits, of which the plan does not say what they stand for
             return
         place = f"{node} ({operator_name(node)}) of the physical program for xnnpack"
         raise StageError(place, f"outside, where the plan has it inside: {reason}", FIX)
+
+
+def reason_outside(node: Node, plan: Partition) -> str | None:
+    """Return why XNNPACK does not compute a call, or not at all sizes, or None."""
+    reason = plan.operators.supports(node, plan.constants)
+    if reason is None and plan.dynamic:
+        return unfit_sizes(node, plan.operators, plan.constants, plan.dynamic)
+    return reason
 
 
 def _node_of_unfit_sizes(plan: Partition) -> Node | None:
