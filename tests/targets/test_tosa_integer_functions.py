@@ -38,9 +38,15 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "chosen by a comparison": lambda x: torch.where(x > 0.2, 0.5 * x, x + 0.3),
     "filled": lambda x: x.masked_fill(x.abs() < 0.4, 0.9),
     "truth values as numbers": lambda x: (x >= 0.3).float() * x,
+    "truth values of truth values": lambda x: torch.where((x > -0.4) & ~(x > 0.9) | (x > 1.7), x, -0.3),
+    "remainder": lambda x: x % 0.7,
+    "remainder of C": lambda x: x.fmod(-0.7),
+    "whole quotient": lambda x: x // 0.7,
+    "not a number": lambda x: torch.nan_to_num(x.log(), 0.2, 0.3, -0.4),
 }
 # The quantizer rounds each step of these to integers.
 IN_STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "logarithm of a sum": CASES["log2"],
     "swish": lambda x: x * torch.sigmoid(x),
     "gelu of GPT-2": lambda x: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.045 * x**3))),
     "softsign": F.softsign,

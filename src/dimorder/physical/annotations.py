@@ -68,7 +68,7 @@ class Annotation:
         """The type of integers that stand for the numbers of a function exactly, or None."""
         if self.function is None or self.type is None:
             return self.type if self.how is How.DEQUANTIZED else None
-        return exact_type(self.type, self.function)
+        return exact_type(self.type, self.function) if self.function.is_floating_point() else None
 
     @property
     def is_clamped(self) -> bool:

@@ -129,7 +129,8 @@ class _Fuser:
     def computes_with_floats(self, node: Node) -> bool:
         if _is_float(node):
             return True
-        return any(map(_is_float, node.all_input_nodes)) and isinstance(self._rule(node), WideKernel)
+        read = any(_is_float(value) or value in self.found for value in node.all_input_nodes)
+        return read and isinstance(self._rule(node), WideKernel)
 
     def add(self, node: Node) -> None:
         """Annotate a call, and what it computes besides, unless a call before it computes it."""
@@ -198,12 +199,14 @@ class _Fuser:
         self.found.update(dict.fromkeys(computed[1:], Annotation(How.IN_KERNEL)))
         return Annotation(How.KERNEL, result, low, high)
 
-    def _in_wide_kernel(self, node: Node, kernel: WideKernel) -> Annotation:
+    def _in_wide_kernel(self, node: Node, kernel: WideKernel) -> Annotation | None:
         """Annotate a call that is a function of one value, or that the kernel computes in wider integers."""
         values = [value for value in node.all_input_nodes if value not in self.constants]
         known = {value: each for value in values if (each := self._operand(node, value)) is not None}
         if kernel.follows and len(known) == len(values) and (function := self._function(node, known)):
             return function
+        if not any(map(_is_float, (node, *values))):  # truth values of several values
+            return None
         given, read = bound(node.target, node.args, node.kwargs), set[Any]()
         map_arg([given[name] for name in kernel.positions], read.add)
         if any(value not in known or known[value].how is How.ISLAND for value in values if value not in read):
@@ -217,11 +220,16 @@ class _Fuser:
         return Annotation(How.WIDE)
 
     def _function(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:
-        """Return the call as a function of one value, or None if it reads several or none."""
+        """Return the call as a function of one value, or None if it reads several or none.
+
+        It is one of an earlier source, if there is one, unless its own source's integers stand for it.
+        """
         own = self._of_one(node, operands)
         origins = {value: each.origin or each for value, each in operands.items()}
         origin = None if origins == operands else self._of_one(node, origins)
-        return (own and replace(own, origin=origin)) or origin
+        if own is not None and (origin is None or own.exact_type is not None):
+            return replace(own, origin=origin)
+        return origin
 
     def _of_one(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:
         """Return the call as a function of the source that all operands have, or None."""

@@ -40,12 +40,17 @@ def computed(node: Node, numbers: Mapping[Node, Tensor], constants: Mapping[Node
     """
     held = dict(numbers)
     for value, constant in constants.items():
-        held[value] = (constant.in_float64 if isinstance(constant, Scaled) else constant.double()).reshape(())
+        real = constant.in_float64 if isinstance(constant, Scaled) else _wide(constant)
+        held[value] = real.reshape(())
     if node.meta["val"].dtype == torch.bool:
-        held = {value: each.float() for value, each in held.items()}
+        held = {value: each.float() if each.is_floating_point() else each for value, each in held.items()}
     args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
     results: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
-    return results.double() if results.is_floating_point() else results
+    return _wide(results)
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    return numbers if numbers.dtype == torch.bool else numbers.double()
 
 
 def levels_of(numbers: Tensor, of: IntegerType) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from dimorder.graph.quantized import Scaled
 from dimorder.targets.table import Arguments, Row, View
-from dimorder.targets.tosa.integers.kernels import FUNCTION_OR_SUM
+from dimorder.targets.tosa import logic
+from dimorder.targets.tosa.integers.kernels import FUNCTION, FUNCTION_OR_SUM
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand, numbers, refusal
 from dimorder.targets.tosa.integers.sums import compare
-from dimorder.targets.tosa.logic import COMPARISONS
+from dimorder.targets.tosa.integers.unsigned import with_unsigned
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
+aten = torch.ops.aten
 W = IntegerWriter
 
 
@@ -26,7 +29,7 @@ def _row(target: Any) -> Row:
         of_one = w.follow()
         if of_one is None:
             x, y = (_operand(w, each) for each in (a.self, a.other))
-            return w.reshape(compare(w, x, y, COMPARISONS[target].write), a.shape)  # type: ignore[no-any-return]
+            return w.reshape(compare(w, x, y, logic.COMPARISONS[target].write), a.shape)  # type: ignore[no-any-return]
         return w.reshape(_among(w, of_one), a.shape)  # type: ignore[no-any-return]
 
     return Row(build, kernel=FUNCTION_OR_SUM)
@@ -69,4 +72,31 @@ def _among(w: W, x: Lookup) -> TosaValue:
     return compared("GREATER", rescale(w, found, [1.0], "INT32"), 0)
 
 
-ROWS: Mapping[Any, Row] = MappingProxyType({target: _row(target) for target in COMPARISONS})
+def _isnan(w: W, a: Arguments) -> TosaValue:
+    """Return where a function is NaN; a sum is so nowhere."""
+    of_one = w.follow()
+    return w.constant(torch.zeros(a.shape, dtype=torch.bool)) if of_one is None else _among(w, of_one)
+
+
+def _of_truths(plain: Row) -> Row:
+    """Return the row of an operator on truth values, which may all be functions of one value."""
+    own = with_unsigned(plain)
+
+    def build(w: W, a: Arguments) -> TosaValue:
+        of_one = w.follow()
+        return own.build(w, a) if of_one is None else _among(w, of_one)
+
+    return replace(own, build=build, kernel=FUNCTION)
+
+
+OF_TRUTHS = (
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.logical_not.default),
+    *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default),
+)
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        **{target: _row(target) for target in logic.COMPARISONS},
+        **{target: _of_truths(logic.ROWS[target]) for target in OF_TRUTHS},
+        aten.isnan.default: Row(_isnan, kernel=FUNCTION_OR_SUM),
+    }
+)

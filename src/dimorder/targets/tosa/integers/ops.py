@@ -110,7 +110,11 @@ _REDUCTIONS = (aten.any.dims, aten.all.dims, aten.amax.default, aten.amin.defaul
 _ARGMAX = "argmax of integers without a scale"
 _PLAIN: Mapping[Any, Row] = MappingProxyType(
     {
-        **{target: row for target, row in logic.ROWS.items() if target is not aten.isnan.default},
+        **{
+            target: row
+            for target, row in logic.ROWS.items()
+            if target not in (aten.isnan.default, *comparisons.OF_TRUTHS)
+        },
         **{target: plain_pointwise.ROWS[target] for target in _ARITHMETIC},
         **{target: division.ROWS[target] for target in _QUOTIENTS},
         **{target: plain_reductions.ROWS[target] for target in _REDUCTIONS},

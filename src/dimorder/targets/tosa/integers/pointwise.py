@@ -163,6 +163,8 @@ _UNARY = (
     *(aten.softplus.default, aten.gelu.default, aten.elu.default, aten.leaky_relu.default),
     *(aten.log1p.default, aten.log2.default, aten.log10.default, aten.log_sigmoid.default),
     *(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.round.default, aten.trunc.default),
+    *(aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor),
+    *(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar),
 )
 _OF_INTEGERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
