@@ -120,8 +120,8 @@ def _examined(case: Case, target: str) -> Outcome:
     except (UnsupportedError, UsageError) as error:
         return _refusal(error)
     except VerificationError as error:
-        # On larger inputs than the case's own; or of places whose values are nearly equal; or of a comparison of
-        # equal numbers, where PyTorch's own float32 is as far from float64.
+        # On larger inputs than the case's own; or of places whose values are nearly equal; or of a comparison
+        # of equal numbers, where PyTorch's own float32 is as far from float64.
         is_chosen = case.is_half or "with other roundings" in error.found
         if is_chosen and "nothing can be shown" in error.fix:
             return _refusal(error)

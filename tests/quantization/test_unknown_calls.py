@@ -15,7 +15,13 @@ pytest.importorskip("tosa_serializer")
 
 import dimorder
 from dimorder.quantization.fidelity import OutputFidelity
-from dimorder.quantization.unknown_calls import keep_log_softmax, rewrite_logsumexp, split_trilinear
+from dimorder.quantization.unknown_calls import (
+    keep_log_softmax,
+    resize_by_matrices,
+    rewrite_logsumexp,
+    split_average_pools,
+    split_trilinear,
+)
 from tests.small_networks import Net
 
 X = torch.randn(2, 3, 4, 5, 6, generator=torch.Generator().manual_seed(5))
@@ -23,6 +29,23 @@ RESIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "by factors": partial(F.interpolate, scale_factor=(2, 1.5, 2.5), mode="trilinear"),
     "to a size": partial(F.interpolate, size=(7, 3, 9), mode="trilinear"),
     "with corners aligned": partial(F.interpolate, size=(7, 9, 11), mode="trilinear", align_corners=True),
+}
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole windows": partial(F.avg_pool3d, kernel_size=2),
+    "padded": partial(
+        F.avg_pool3d, kernel_size=(3, 2, 3), stride=(1, 2, 2), padding=(1, 0, 1), ceil_mode=True
+    ),
+    "without what is padded": partial(F.avg_pool3d, kernel_size=3, padding=1, count_include_pad=False),
+    "to a size": partial(F.adaptive_avg_pool3d, output_size=(2, 5, 3)),
+    "to unequal windows": partial(F.adaptive_avg_pool3d, output_size=(3, 5, 4)),
+    "by a divisor": partial(F.avg_pool3d, kernel_size=2, divisor_override=3),
+}
+PICTURE = X[:, :, 0]
+BY_MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "bicubic": partial(F.interpolate, scale_factor=(1.7, 2.5), mode="bicubic"),
+    "bicubic with corners aligned": partial(F.interpolate, size=(9, 4), mode="bicubic", align_corners=True),
+    "antialiased": partial(F.interpolate, size=(3, 4), mode="bilinear", antialias=True),
+    "antialiased bicubic": partial(F.interpolate, scale_factor=0.5, mode="bicubic", antialias=True),
 }
 TRANSPOSED = {
     "with a stride": partial(nn.ConvTranspose3d, 4, 6, (2, 3, 5), stride=(2, 1, 2)),
@@ -95,6 +118,57 @@ def test_a_split_resize_computes_the_same(name: str) -> None:
     model.recompile()
     assert "trilinear" not in model.code
     torch.testing.assert_close(model(X), net(X))
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_split_pool_computes_the_same(name: str) -> None:
+    net = Net(lambda m, x: POOLS[name](x))
+    model = torch.export.export(net, (X,)).module(check_guards=False)
+    assert isinstance(model, torch.fx.GraphModule)
+    split_average_pools(model)
+    model.recompile()
+    assert ("pool3d" in model.code) == (name in ("to unequal windows", "by a divisor"))
+    torch.testing.assert_close(model(X), net(X))
+
+
+@pytest.mark.parametrize("target", ["tosa", "ethos-u85-256"])
+@pytest.mark.parametrize("name", [name for name in POOLS if name != "by a divisor"])
+def test_an_average_pool_of_volumes(name: str, target: str) -> None:
+    torch.manual_seed(2)
+    net = Net(lambda m, x: POOLS[name](m.conv(x)), conv=nn.Conv3d(3, 8, 1))
+    assert (
+        snr_db(net, [X, 0.7 * X, X.flip(2)], target) > 20
+    )  # Arm's quantizer gives means the scale of what they read
+
+
+def test_local_response_norm_in_integers() -> None:
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Conv2d(3, 8, 2), nn.LocalResponseNorm(3))
+    assert snr_db(net, [PICTURE, 0.7 * PICTURE, PICTURE.flip(2)], "tosa") > 35
+
+
+@pytest.mark.parametrize("name", BY_MATRICES)
+def test_a_resize_by_matrices(name: str) -> None:
+    torch.manual_seed(2)
+    net = Net(lambda m, x: BY_MATRICES[name](m.conv(x)), conv=nn.Conv2d(3, 8, 1)).eval()
+    model = torch.export.export(net, (PICTURE,)).module(check_guards=False)
+    assert isinstance(model, torch.fx.GraphModule)
+    resize_by_matrices(model)
+    model.recompile()
+    assert "upsample" not in model.code
+    torch.testing.assert_close(model(PICTURE), net(PICTURE))
+    assert snr_db(net, [PICTURE, 0.7 * PICTURE, PICTURE.flip(2)], "tosa") > 30
+
+
+def test_a_sampled_picture_is_not_clipped_to_the_range_of_its_grid() -> None:
+    torch.manual_seed(2)
+    grid = torch.linspace(-0.9, 0.9, 2 * 4 * 7 * 2).reshape(2, 4, 7, 2)
+    net = Net(
+        lambda m, x: F.grid_sample(3 * m.conv(x), m.grid, align_corners=False),
+        conv=nn.Conv2d(3, 8, 1),
+        grid=grid,
+    )
+    assert snr_db(net, [PICTURE, 0.7 * PICTURE, PICTURE.flip(2)], "tosa") > 30
 
 
 @pytest.mark.parametrize("target", ["tosa", "ethos-u85-256"])

@@ -17,7 +17,7 @@ import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests.small_networks import Net
-from tests.targets.quantised import Between
+from tests.targets.quantised import Between, quantised
 
 X = 2 * torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(1))
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -68,6 +68,24 @@ def test_a_function_is_a_table(name: str) -> None:
     (wanted,), found = net(X), made.run(made.contract.inputs[0].quantized(X))
     found = found[0] if isinstance(found, (tuple, list)) else found
     assert torch.equal(found, made.contract.outputs[0].quantized(wanted))
+
+
+def test_joined_values_of_one_type_stay_its_integers() -> None:
+    net = Between(lambda x: torch.cat([x, x.flip(1)], 1).amax(1), (0.0311, -7))
+    made = dimorder.lower(net, (X,), target="tosa", run_artifact=True)
+    (found,) = made.run(made.contract.inputs[0].quantized(X))
+    assert torch.equal(found, made.contract.outputs[0].quantized(net(X)[0]))
+    assert {"CONCAT", "REDUCE_MAX"} <= {*inspect_tosa(made.artifact.data).operators}
+
+
+def test_integers_from_the_least_but_one_on() -> None:
+    narrow = (-127, 127, torch.int8)
+    net = Between(lambda x: quantised(x.flip(1) + x, 0.0247, 0, narrow).flip(2) - x, (0.0311, -7))
+    made = dimorder.lower(net, (X,), target="tosa", run_artifact=True)
+    (found,) = made.run(made.contract.inputs[0].quantized(X))
+    wanted = made.contract.outputs[0].quantized(net(X)[0])
+    assert (found.int() - wanted.int()).abs().max() <= 1
+    assert "CLAMP" in inspect_tosa(made.artifact.data).operators
 
 
 def test_a_choice_of_two_values_selects() -> None:

@@ -69,7 +69,8 @@ class WideKernel:
         unmet: Takes the annotations of the operands that are not constant. Returns why the kernel cannot read
             these, or None.
         follows: Whether a function of one quantized value becomes a table: a number for each integer.
-        keeps: Whether the result has the integer type of the operand, unless the operand is wide.
+        keeps: Whether the result has the integer type of the operands, if these have one and none is a
+            constant float.
         positions: The names of the arguments that are positions: integers, which are read as they are.
     """
 
@@ -215,8 +216,10 @@ class _Fuser:
         reason = kernel.unmet(known)
         if reason is not None:
             return _island(reason)
-        if kernel.keeps and (first := next(iter(known.values()))).how is not How.WIDE:
-            return Annotation(How.DEQUANTIZED, first.exact_type)
+        types = {each.exact_type for each in known.values()}
+        floats = [value for value in node.all_input_nodes if value in self.constants and _is_float(value)]
+        if kernel.keeps and len(types) == 1 and types != {None} and not floats:
+            return Annotation(How.DEQUANTIZED, types.pop())
         return Annotation(How.WIDE)
 
     def _function(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import bound, replace_node, tensor_of
 from dimorder.graph.prediction import computed_before
+from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -21,7 +22,14 @@ _ANNOTATED_AS: Mapping[Any, Any] = MappingProxyType(
     {
         aten._log_softmax.default: aten.exp.default,
         aten.conv_transpose3d.input: aten.conv_transpose2d.input,
+        aten.grid_sampler.default: aten.avg_pool2d.default,  # Arm's clips the picture to [-1, 1], as the grid
     }
+)
+
+_BY_MATRICES = (
+    aten.upsample_bicubic2d.vec,
+    aten._upsample_bicubic2d_aa.vec,
+    aten._upsample_bilinear2d_aa.vec,
 )
 
 
@@ -35,6 +43,8 @@ class UnknownCalls(WrappedQuantizer):
         rewrite_logsumexp(model)
         keep_log_softmax(model)
         split_trilinear(model)
+        split_average_pools(model)
+        resize_by_matrices(model)
         return super().transform_for_annotation(model)
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -102,24 +112,93 @@ def split_trilinear(model: GraphModule) -> None:
     ['aten.upsample_bilinear2d.vec', 'aten.upsample_bilinear2d.vec']
     """
     for node in model.graph.find_nodes(op="call_function", target=aten.upsample_trilinear3d.vec):
-        given, value = bound(node.target, node.args, node.kwargs), tensor_of(node)
-        n, c, depth, height, width = tensor_of(given["input"]).shape
-        _, _, new_depth, new_height, new_width = value.shape
-        if not all(isinstance(size, int) for size in (*tensor_of(given["input"]).shape, *value.shape)):
+        given = bound(node.target, node.args, node.kwargs)
+        factors, aligned = given["scale_factors"], given["align_corners"]
+        depth, height, width = tensor_of(node).shape[2:]
+        images = (None, factors[1:]) if factors else ([height, width], None)
+        rows = (None, [factors[0], 1.0]) if factors else ([depth, height * width], None)
+        of_images, along = ((size, aligned, scales) for size, scales in (images, rows))
+        _split_volume(node, given["input"], aten.upsample_bilinear2d.vec, of_images, along)
+
+
+def split_average_pools(model: GraphModule) -> None:
+    """Write each 3-D average pool of equal windows as one of each image, then one along the depth, in place.
+
+    >>> pool = torch.nn.AvgPool3d((2, 3, 3), padding=1)
+    >>> model = torch.export.export(pool, (torch.ones(1, 3, 4, 5, 6),)).module(check_guards=False)
+    >>> split_average_pools(model)
+    >>> [str(node.target) for node in model.graph.nodes if "pool" in str(node.target)]
+    ['aten.avg_pool2d.default', 'aten.avg_pool2d.default']
+    """
+    for node in model.graph.find_nodes(op="call_function", target=aten.adaptive_avg_pool3d.default):
+        sizes, new_sizes = tensor_of(node.args[0]).shape[-3:], tensor_of(node).shape[-3:]
+        if all(size % new_size == 0 for size, new_size in zip(sizes, new_sizes, strict=True)):
+            kernel = [size // new_size for size, new_size in zip(sizes, new_sizes, strict=True)]
+            replace_node(node, computed_before(node, aten.avg_pool3d.default, node.args[0], kernel, kernel))
+    for node in model.graph.find_nodes(op="call_function", target=aten.avg_pool3d.default):
+        given = bound(node.target, node.args, node.kwargs)
+        if given["divisor_override"] is not None:
             continue
-        scales = given["scale_factors"]
+        kernel, stride, padding = (
+            [*given[name]] * (3 // len(given[name]) if given[name] else 1)
+            for name in ("kernel_size", "stride", "padding")
+        )
+        windows, options = (
+            (kernel, stride or kernel, padding),
+            (given["ceil_mode"], given["count_include_pad"]),
+        )
+        images = [each[1:] for each in windows]
+        along = [[each[0], beside] for each, beside in zip(windows, (1, 1, 0), strict=True)]
+        _split_volume(node, given["self"], aten.avg_pool2d.default, (*images, *options), (*along, *options))
 
-        images = computed_before(node, aten.transpose.int, given["input"], 1, 2)
-        images = computed_before(node, aten.reshape.default, images, [n * depth, c, height, width])
-        images = _bilinear(node, images, [new_height, new_width], scales and scales[1:])
-        volume = computed_before(node, aten.reshape.default, images, [n, depth, c, new_height, new_width])
-        columns = computed_before(node, aten.transpose.int, volume, 1, 2)
-        columns = computed_before(node, aten.reshape.default, columns, [n, c, depth, new_height * new_width])
-        columns = _bilinear(node, columns, [new_depth, new_height * new_width], scales and [scales[0], 1.0])
-        replace_node(node, computed_before(node, aten.reshape.default, columns, list(value.shape)))
+
+def _split_volume(node: Node, x: Node, target: Any, of_images: Sequence[Any], along: Sequence[Any]) -> None:
+    """Write a call on volumes as a 2-D one on each image, then as one along the depth, with images as rows.
+
+    `of_images` and `along` are the arguments of the two calls after the operand.
+    """
+    value = tensor_of(node)
+    sizes = (*tensor_of(x).shape, *value.shape)
+    if value.dim() != 5 or not all(isinstance(size, int) for size in sizes):
+        return
+    n, c, depth, height, width = tensor_of(x).shape
+    _, _, _, new_height, new_width = value.shape
+    images = computed_before(node, aten.transpose.int, x, 1, 2)
+    images = computed_before(node, aten.reshape.default, images, [n * depth, c, height, width])
+    images = computed_before(node, target, images, *of_images)
+    volume = computed_before(node, aten.reshape.default, images, [n, depth, c, new_height, new_width])
+    rows = computed_before(node, aten.transpose.int, volume, 1, 2)
+    rows = computed_before(node, aten.reshape.default, rows, [n, c, depth, new_height * new_width])
+    rows = computed_before(node, target, rows, *along)
+    replace_node(node, computed_before(node, aten.reshape.default, rows, list(value.shape)))
 
 
-def _bilinear(like: Node, x: Node, size: list[int], factors: list[float] | None) -> Node:
-    """Return images resized as `like` resizes volumes: by factors, or to a size if there are none."""
-    aligned = bound(like.target, like.args, like.kwargs)["align_corners"]
-    return computed_before(like, aten.upsample_bilinear2d.vec, x, None if factors else size, aligned, factors)
+def resize_by_matrices(model: GraphModule) -> None:
+    """Write each bicubic or antialiased resize as products with constant matrices, in place.
+
+    >>> resize = torch.nn.Upsample(scale_factor=2, mode="bicubic")
+    >>> model = torch.export.export(resize, (torch.ones(1, 3, 4, 5),)).module(check_guards=False)
+    >>> x = torch.arange(60.0).reshape(1, 3, 4, 5)
+    >>> resize_by_matrices(model)
+    >>> torch.allclose(model(x), resize(x), atol=1e-4), [node.name for node in model.graph.nodes][1:3]
+    (True, ['columns', 'linear'])
+    """
+    for target in _BY_MATRICES:
+        for node in model.graph.find_nodes(op="call_function", target=target):
+            given = bound(node.target, node.args, node.kwargs)
+            x, factors, aligned = given["input"], given["scale_factors"], given["align_corners"]
+            sizes, new_sizes = tensor_of(x).shape[2:], tensor_of(node).shape[2:]
+            if not all(isinstance(size, int) for size in (*sizes, *new_sizes)):
+                continue
+            for place, name in ((1, "columns"), (0, "rows")):
+                ones = torch.eye(sizes[place]).reshape(1, sizes[place], 1, sizes[place])
+                along = (
+                    (None, aligned, [1.0, factors[place]])
+                    if factors
+                    else ([1, new_sizes[place]], aligned, None)
+                )
+                weight = target(ones, *along).reshape(sizes[place], -1).t().contiguous()
+                matrix = insert_constant(model, name, weight, node)
+                x = computed_before(node, aten.linear.default, x, matrix)
+                x = computed_before(node, aten.transpose.int, x, 2, 3)
+            replace_node(node, x)

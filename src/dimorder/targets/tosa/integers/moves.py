@@ -13,12 +13,13 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import level_of
 from dimorder.graph.tracing import FLOATS
 from dimorder.ops.table import elements_of
+from dimorder.physical.annotations import How
 from dimorder.physical.fuse_quantized import MOVE, FoundKernel, WideKernel
 from dimorder.targets.rows import paddings
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.calls import changed
-from dimorder.targets.tosa.integers.kernels import SUM, padded
+from dimorder.targets.tosa.integers.kernels import padded
 from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand
 from dimorder.targets.tosa.integers.pointwise import operand
@@ -53,6 +54,9 @@ def _cat(w: W, a: Arguments) -> Any:
     if not a.dtype.is_floating_point:
         return moves.concat(w, [w.dense(x) for x in a.tensors], dim)
     operands: list[Operand] = [operand(w, x) for x in a.tensors]
+    if w.annotation is not None and w.annotation.how is How.DEQUANTIZED:
+        integers, (of, *_) = zip(*(as_integers(w, x) for x in operands), strict=True)
+        return Lookup.dequantize(moves.concat(w, integers, dim), of)
     step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**BITS
     held = [exact_or_sum(w, x) for x in operands]
     joined = moves.concat(w, [on_grid(w, x, step) for x in held], dim)
@@ -116,7 +120,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             if elements_of(target).moves
         },
         aten._to_copy.default: Row(_cast, _check_cast, kernel=_cast_kernel),
-        aten.cat.default: Row(_cat, kernel=SUM),
+        aten.cat.default: Row(_cat, kernel=WideKernel(lambda operands: None, keeps=True)),
         aten.constant_pad_nd.default: Row(_pad, kernel=lambda a: padded(getattr(a, "value", None) or 0)),
     }
 )

@@ -31,6 +31,7 @@ from dimorder.targets.tosa.integers import (
     reductions,
     resize,
 )
+from dimorder.targets.tosa.integers.lookups import clamp
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.integers.unsigned import with_unsigned
@@ -50,7 +51,8 @@ def unfit(value: Any) -> str | None:
 def _quantize(w: W, a: Arguments) -> TosaValue:
     of = IntegerType(a.dtype, a.scale, a.zero_point)
     if of.dtype != torch.uint8:
-        return quantize(w, numbers(w, a.input), of)
+        y = quantize(w, numbers(w, a.input), of)
+        return clamp(w, y, a.quant_min, a.quant_max) if of.dtype == torch.int8 else y
     integers = quantize(w, numbers(w, a.input), of.as_type(torch.int8))
     return rescale(w, integers, [1.0], "INT8", zero_point=-128, to_unsigned=True)
 
@@ -65,15 +67,15 @@ def _dequantize(w: W, a: Arguments) -> View[Any]:
     return View(Lookup.dequantize(integers, of), held.order)
 
 
-_RANGES = frozenset(((-128, 127), (0, 255), (-32767, 32767)))
+_RANGES = frozenset(((-128, 127), (-127, 127), (0, 255), (-32767, 32767)))
 
 
 def _check_range(a: Arguments) -> str | None:
     if (a.quant_min, a.quant_max) in _RANGES:
         return None
     return (
-        f"integers from {a.quant_min} to {a.quant_max}, where this target has int8, int16 from -32767 on, "
-        "and uint8 at the boundary"
+        f"integers from {a.quant_min} to {a.quant_max}, where this target has int8 from -128 or -127 on, "
+        "int16 from -32767 on, and uint8 at the boundary"
     )
 
 
