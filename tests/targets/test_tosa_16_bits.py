@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 pytest.importorskip("tosa_serializer")
 
@@ -13,6 +14,7 @@ import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests.marks import slow_but
+from tests.small_networks import Net
 from tests.targets import quantised
 from tests.targets.test_tosa_integers import BETWEEN, FEW_BETWEEN, PRODUCTS, X
 
@@ -75,3 +77,23 @@ def test_convolutions_of_each_channel_that_are_no_single_operator(name: str) -> 
     quantized = dimorder.quantize(net.eval(), examples, "int16x8", target="tosa")
     (found,) = quantized.compare(lower(quantized, (examples[0],)))
     assert found.snr_db is not None and found.snr_db > 45
+
+
+@pytest.mark.parametrize(
+    ("net", "sizes"),
+    [
+        (nn.LSTM(7, 6), (2, 5, 7)),  # weights before what they multiply
+        (Net(lambda m, x: torch.matmul(m.weight, x), weight=torch.randn(4, 6, 5)), (2, 4, 5, 7)),
+        (nn.Upsample(scale_factor=2, mode="bicubic"), (2, 3, 5, 7)),
+        (nn.TransformerEncoderLayer(8, 2, 12), (2, 5, 8)),  # a root near its pole: three tables
+        (nn.RMSNorm(7), (2, 5, 7)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_network_of_16_bits(net: nn.Module, sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    examples = [torch.randn(sizes) for _ in range(4)]
+    first = Net(lambda m, x: pytree.tree_leaves(m.net(x))[0], net=net).eval()
+    quantized = dimorder.quantize(first, examples, "int16x8", target="tosa")
+    (found,) = quantized.compare(lower(quantized, (examples[0],)))
+    assert found.snr_db is not None and found.snr_db > 40

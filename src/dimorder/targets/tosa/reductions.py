@@ -39,8 +39,14 @@ def linear(
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 
-def matmul(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int] = (0, 0)) -> TosaValue:
-    """Multiply matrices x (…, M, K) by y (…, K, N); int8 gives int32.
+def matmul(
+    w: TosaWriter,
+    x: TosaValue,
+    y: TosaValue,
+    zero_points: Sequence[int] = (0, 0),
+    shorten: Callable[[TosaValue], TosaValue] = lambda sums: sums,
+) -> TosaValue:
+    """Multiply matrices x (…, M, K) by y (…, K, N); int8 gives int32, int16 what `shorten` makes of INT48.
 
     If `y` lacks a batch, the batch of `x` becomes rows. Other batches are repeated.
     """
@@ -55,7 +61,8 @@ def matmul(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int]
     x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
     zeros = [w.number(zero, x.dtype) for zero in zero_points]
     z = w.op("MATMUL", [x, y, *zeros], (x.shape[0], x.shape[1], y.shape[2]), accumulator_type(x.dtype))
-    return w.reshape(w.narrow(z, x.dtype) if x.dtype in FLOATS else z, shape)
+    z = w.narrow(z, x.dtype) if x.dtype in FLOATS else z
+    return w.reshape(shorten(z), shape)
 
 
 def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:

@@ -89,9 +89,30 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
     if rows is not None:
         return _weight_first(w, rows, *as_integers(w, w.dense(right)))
     (x, x_of), (y, y_of) = _matrices(w, left), _matrices(w, right)
-    sums = reductions.matmul(w, x, y, (x_of.zero_point, y_of.zero_point))
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
-    return Accumulator(sums, scale, x.shape[-1] * x_of.reach * y_of.reach)
+    limit = x.shape[-1] * x_of.reach * y_of.reach
+    return _multiplied(w, x, y, (x_of.zero_point, y_of.zero_point), scale, limit)
+
+
+def _multiplied(
+    w: W, x: TosaValue, y: TosaValue, zero_points: tuple[int, int], scales: Tensor, limit: int
+) -> Accumulator:
+    """Return a product of integers of one type; those of 16 bits have no zero points.
+
+    Only RESCALE reads sums of 48 bits, and it has scales of the last dimension alone. So they get 32 bits.
+    """
+    if x.dtype != y.dtype:
+        x = rescale(w, x, [1.0], "INT16", zero_point=zero_points[0])
+        y = rescale(w, y, [1.0], "INT16", zero_point=zero_points[1])
+        zero_points = 0, 0
+    is_wide = x.dtype == "INT16"
+    less = max(limit.bit_length() - 30, 0) if is_wide else 0
+
+    def shorten(sums: TosaValue) -> TosaValue:
+        return rescale(w, sums, [2.0**-less], "INT32") if is_wide else sums
+
+    sums = reductions.matmul(w, x, y, zero_points, shorten)
+    return Accumulator(sums, scales * 2.0**less, (limit >> less) + (less > 0))
 
 
 def _matrices(w: W, operand: Any) -> tuple[TosaValue, IntegerType]:
@@ -106,9 +127,11 @@ def _matrices(w: W, operand: Any) -> tuple[TosaValue, IntegerType]:
 def _weight_first(w: W, rows: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
     """Return W x, with one scale per row."""
     weight, scales, zero_point = _weight(rows)
-    sums = reductions.matmul(w, w.constant(weight), x, (zero_point, of.zero_point))
+    limit = limit_of(weight.int() - zero_point, None, of)
+    if x.dtype == "INT16":
+        weight, zero_point = (weight.int() - zero_point).to(torch.int16), 0
     scales = (scales * in_float32(of.scale))[:, None]
-    return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
+    return _multiplied(w, w.constant(weight), x, (zero_point, of.zero_point), scales, limit)
 
 
 def _matmul_kernel(a: Arguments) -> FoundKernel:

@@ -5,9 +5,11 @@ An Ethos-U computes the elements of the last dimension side by side, so dimensio
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -40,8 +42,9 @@ from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign
-CLOSER = (2, 4, 8, 16, 32, 64, 128)  # times as close, for a second TABLE around the zero point
+CLOSER = (128, 64, 32, 16, 8, 4, 2)  # times as close, for more TABLEs around the zero point
 ENOUGH = 2**-14  # of a function's largest number: the allowed error of a table, a step or two of 16 bits
+FAIR = 2**-10  # of it: the allowed error of two tables
 COARSE = 2**-8  # of a function's largest number: int8 would be no worse
 EXACT = 2**24  # steps of a constant's magnitude: a float32 has no more
 LANES = 16  # in which an Ethos-U computes the elements of the last dimension
@@ -107,21 +110,29 @@ def in_16_bits(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accum
 def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
     """Return a function of int16 by a TABLE, which has a number for every 128th integer and interpolates.
 
-    If its error is large, as near a pole, another table has closer numbers for fewer integers around the zero
+    If its error is large, as near a pole, other tables have closer numbers for fewer integers around the zero
     point. This one then has the rest.
     """
-    most, plain = largest(x.numbers), Interpolated.of(x.numbers, 1)
-    if plain.error <= most * ENOUGH:
-        return _table(w, x, plain, plain.error)
-    finer = [Interpolated.of(x.numbers, times) for times in CLOSER]
-    left = [Interpolated.of(x.numbers - near.given, 1) for near in finer]
-    near, rest = min(zip(finer, left, strict=True), key=lambda pair: pair[1].error)
-    if min(plain.error, rest.error) > most * COARSE:
-        found = f"a function of 16 bits that tables have wrong by up to {min(plain.error, rest.error):.2g}"
+    most, tables = largest(x.numbers), [Interpolated.of(x.numbers, 1)]
+    for enough, finer in ((ENOUGH, 1), (FAIR, 2)):
+        if tables[-1].error > most * enough:
+            chains = [_chain(x.numbers, times) for times in itertools.combinations(CLOSER, finer)]
+            tables = min([*chains, tables], key=lambda chain: chain[-1].error * 2.0 ** len(chain))
+    error = tables[-1].error
+    if error > most * COARSE:
+        found = f"a function of 16 bits that tables have wrong by up to {error:.2g}"
         raise UnsupportedError("an operand", found, "quantise its operand with 8 bits")
-    if rest.error >= plain.error / 2:
-        return _table(w, x, plain, plain.error)
-    return add(w, _table(w, x, near, 0), _table(w, x, rest, rest.error))
+    *near, rest = tables
+    return reduce(partial(add, w), [*(_table(w, x, each, 0) for each in near), _table(w, x, rest, error)])
+
+
+def _chain(numbers: Tensor, closer: Sequence[int]) -> list[Interpolated]:
+    """Return tables whose sum is a function: each has what those before it leave."""
+    tables = []
+    for each in (*closer, 1):
+        tables.append(Interpolated.of(numbers, each))
+        numbers = numbers - tables[-1].given
+    return tables
 
 
 def _table(w: IntegerWriter, x: Lookup, table: Interpolated, error: float) -> Accumulator:
