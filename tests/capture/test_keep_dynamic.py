@@ -122,12 +122,13 @@ class Coordinates(nn.Module):
         return y
 
 
+@pytest.mark.parametrize("least", [1, 3])
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
-def test_evenly_spaced_numbers_have_a_dynamic_count(target: str) -> None:
+def test_evenly_spaced_numbers_have_a_dynamic_count(target: str, least: int) -> None:
     require_runtime(target)
-    net, dims = Coordinates().eval(), {2: Dim("H", min=3, max=9), 3: Dim("W", min=4, max=17)}
+    net, dims = Coordinates().eval(), {2: Dim("H", min=least, max=9), 3: Dim("W", min=least, max=17)}
     lowered = dimorder.lower(net, (torch.randn(2, 3, 6, 7),), dynamic_shapes=(dims,), target=target)
-    for height, width in ((3, 4), (9, 17), (8, 5)):
+    for height, width in ((least, 4), (9, least), (9, 17), (8, 5)):
         x = torch.randn(2, 3, height, width)
         with torch.no_grad():
             assert relative_error(lowered(x), net(x)) <= 1e-5

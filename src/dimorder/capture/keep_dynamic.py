@@ -18,8 +18,6 @@ from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
-from dimorder.graph.tracing import at_least
-
 
 class KeepDynamic(TorchFunctionMode):
     """Write `chunk`, `split` and `linspace` of dynamic sizes in functions that keep them dynamic.
@@ -53,12 +51,15 @@ class KeepDynamic(TorchFunctionMode):
 def _line(
     start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
 ) -> Tensor | None:
-    """Return what `torch.linspace` does, if the number of its places is dynamic and at least two."""
+    """Return what `torch.linspace` does, if the number of its places is dynamic.
+
+    One place is the start. `sym_max` says so: torch takes a size that may be 1 for at least 2.
+    """
     dtype = dtype or torch.get_default_dtype()
-    if not (_is_known(steps) and at_least(steps) >= 2 and dtype.is_floating_point):
+    if not (_is_known(steps) and dtype.is_floating_point):
         return None
     places = torch.arange(steps, dtype=dtype, **options) * (end - start)
-    line: Tensor = places / (steps - 1) + start
+    line: Tensor = places / torch.sym_max(steps - 1, 1) + start
     return line
 
 
