@@ -22,6 +22,7 @@ from dimorder.capture.assigned_buffers import with_assigned_buffers
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
+from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import not_exported, refuse_gradients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import require_sound_archive
@@ -158,7 +159,8 @@ def _with_assertions(
 ) -> ExportedProgram | None:
     """Export a module with assertions for what torch could not prove of its sizes; None unless all hold."""
     try:
-        program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
+        with proven_contiguity():
+            program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
     except Exception:  # the first attempt's error explains it better
         return None
     return program if holds_throughout(program) and not is_narrowed(program) else None
