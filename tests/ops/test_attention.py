@@ -35,6 +35,13 @@ FAMILIES: dict[str, dict[str, Case]] = {
             (2, 3, 6, 7),
             mask=constant(5, 6),
         ),
+        "constant mask with a hidden row": case(
+            lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=m.mask),
+            (2, 3, 5, 8),
+            (2, 3, 6, 8),
+            (2, 3, 6, 7),
+            mask=torch.arange(30.0).reshape(5, 6).masked_fill(torch.arange(5)[:, None] == 3, float("-inf")),
+        ),
         "boolean mask": case(
             lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=m.mask),
             (2, 3, 5, 8),

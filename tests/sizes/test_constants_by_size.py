@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -127,6 +129,41 @@ def test_a_mask_that_hides_nothing_at_small_sizes_is_a_slice_of_one_that_does(
     lowered = dimorder.lower(Local(reach), (torch.randn(1, 2, 9, 8),), dynamic_shapes=sizes, target=target)
     for length in (1, 5, 18, 19, 40):
         assert max(errors(lowered, Local(reach), torch.randn(1, 2, length, 8))) <= 1e-4
+
+
+_MOST = 17
+_MASKS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "by place": lambda buffer, n: (torch.arange(n) >= 5).expand(n, n),
+    "beginning": lambda buffer, n: buffer[:n, :n],
+    "one row for all": lambda buffer, n: buffer[3:4, :n],
+    "four dimensions": lambda buffer, n: buffer[None, None, :n, :n],
+    "end": lambda buffer, n: buffer[-n:, -n:],
+    "numbers": lambda buffer, n: torch.zeros(n, n).masked_fill(~buffer[:n, :n], float("-inf")),
+}
+
+
+class Hiding(nn.Module):
+    """Attention whose mask hides whole rows at some sizes alone; PyTorch gives zeros for them."""
+
+    def __init__(self, mask: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.mask = mask
+        drawn = torch.rand(_MOST, _MOST, generator=torch.Generator().manual_seed(0))
+        self.seen = nn.Buffer((drawn > 0.7) & (torch.arange(_MOST) >= 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.mask(self.seen, x.shape[2])
+        return nn.functional.scaled_dot_product_attention(x, x * 0.5, x.cos(), attn_mask=mask)
+
+
+@pytest.mark.parametrize("name", _MASKS)
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_mask_may_hide_whole_rows_at_some_sizes(target: str, name: str) -> None:
+    require_runtime(target)
+    module, sizes = Hiding(_MASKS[name]), ({2: Dim("L", min=1, max=_MOST)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 2, 9, 8),), dynamic_shapes=sizes, target=target)
+    for length in range(1, _MOST + 1):
+        assert max(errors(lowered, module, torch.randn(1, 2, length, 8))) <= 1e-4
 
 
 def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:

@@ -20,7 +20,7 @@ from dimorder.capture.refusals import no_normal_form, refuse_sparse, writes_no_b
 from dimorder.capture.state import StateBuffer, left_in_state, with_one_name
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import COND, branches
-from dimorder.graph.nodes import operator_at, where
+from dimorder.graph.nodes import may_resize, operator_at, where
 from dimorder.graph.pairs import is_pair
 from dimorder.graph.passes import run_passes
 from dimorder.graph.quantized import Scaled, equal_ones
@@ -228,7 +228,9 @@ def _normal_form(
             args, kwargs = pytree.tree_map_only(torch.fx.Node, read.__getitem__, (args, node.kwargs))
             env[node] = tracer.trace(node, target, args, kwargs)
             computed = [each.name for each in node.all_input_nodes if each not in held]
-            if constants.keys() >= set(computed) and (computed or not node.all_input_nodes):
+            if not computed and node.all_input_nodes and not may_resize(node):
+                held.add(node)
+            elif constants.keys() >= set(computed):
                 constants[node.name] = env[node]
             if node.name in slices:
                 sliced[node] = slices[node.name].write(tracer, node)

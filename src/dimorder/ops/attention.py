@@ -13,7 +13,7 @@ from dimorder.graph.nodes import args_of, may_resize
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
-from dimorder.ops.masks import truth_of_mask
+from dimorder.ops.masks import fully_masked_rows, hidden_by, truth_of_mask
 from dimorder.ops.moves import transpose
 from dimorder.ops.operator import Implementation, Operator
 from dimorder.ops.relation import Dims, Relation, dims_of
@@ -69,15 +69,17 @@ def _in_matmuls(
         truth = truth_of_mask(n, mask)
         mask = mask if truth is None else truth
     seen: Value = None  # factor of the weights, 0 in fully masked rows
-    if mask is not None and dtype_of(mask) == torch.bool:
-        if isinstance(mask, torch.fx.Node):
-            lowest = torch.tensor(torch.finfo(dtype_of(q)).min, dtype=dtype_of(q))
-            scores = n.write(aten.where.self, mask, scores, lowest)
-            seen, mask = n.write(aten._to_copy.default, mask, dtype=dtype_of(q)), None
-        else:
-            rows = mask.any(-1, keepdim=True)
-            seen = None if rows.all() else rows.to(dtype_of(q))
-            mask = torch.zeros(mask.shape, dtype=dtype_of(q)).masked_fill(~mask & rows, float("-inf"))
+    if isinstance(mask, torch.fx.Node) and dtype_of(mask) == torch.bool:
+        lowest = torch.tensor(torch.finfo(dtype_of(q)).min, dtype=dtype_of(q))
+        scores = n.write(aten.where.self, mask, scores, lowest)
+        seen, mask = n.write(aten._to_copy.default, mask, dtype=dtype_of(q)), None
+    elif isinstance(mask, torch.Tensor):
+        hidden, rows = hidden_by(mask), ~fully_masked_rows(mask)
+        mask = torch.zeros(mask.shape, dtype=dtype_of(q)) if mask.dtype == torch.bool else mask
+        if not rows.all():
+            seen = rows.to(dtype_of(q))
+            mask = mask.masked_fill(~rows, 0.0)
+        mask = mask.masked_fill(hidden & rows, float("-inf"))
     if mask is not None and (may_resize(n.node) or not _hides_nothing(mask, shape_of(scores))):
         scores = n.write(aten.add.Tensor, scores, mask)
     weights = n.write(aten.softmax.int, scores, -1)

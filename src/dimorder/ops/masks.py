@@ -13,6 +13,7 @@ from torch.fx import Node
 from dimorder.graph.elements import MOVERS
 from dimorder.graph.nodes import args_of, bound, tensor_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import in_torchs_parts, spelling
 from dimorder.ops.pointwise import pointwise
 
@@ -237,9 +238,28 @@ def bounded(n: Tracer, x: Value) -> Value:
     return y if shape_of(y) == shape_of(x) else x
 
 
+def hidden_by(mask: torch.Tensor) -> torch.Tensor:
+    """Return what a mask of attention hides, as torch has it: what is false, or -∞."""
+    return ~mask if mask.dtype == torch.bool else mask == -math.inf
+
+
+def fully_masked_rows(mask: torch.Tensor) -> torch.Tensor:
+    """Return the rows of which a mask of attention hides everything.
+
+    >>> fully_masked_rows(torch.ones(2, 3, dtype=torch.bool).tril(-1))
+    tensor([[ True],
+            [False]])
+    """
+    return hidden_by(mask).all(-1, keepdim=True)
+
+
 def truth_of_mask(n: Tracer, mask: Node) -> Value | None:
     """Return the truth value by which a float mask is 0 and not -∞, or None for other masks."""
-    if _is_move(mask):
+    constant = constant_of(n, mask)
+    if constant is not None:
+        hidden = hidden_by(constant)
+        return n.as_node(~hidden) if ((constant == 0) | hidden).all() else None
+    if mask.target is SLICE_CONSTANT or _is_move(mask):
         source = args_of(mask)[0]
         truth = truth_of_mask(n, source) if isinstance(source, Node) else None
         return None if truth is None else _moved(n, mask, truth)

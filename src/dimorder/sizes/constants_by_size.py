@@ -17,10 +17,12 @@ from torch.fx import Node
 
 from dimorder.capture.captured import Captured, Slices
 from dimorder.clock import Progress, report_each
-from dimorder.graph.nodes import EXPORTED, add_meta, set_value, source_of
+from dimorder.graph.nodes import EXPORTED, add_meta, bound, set_value, source_of
 from dimorder.graph.prediction import without_data
 from dimorder.graph.quantized import are_equal
+from dimorder.ops.attention import ATTENTION
 from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.masks import hidden_by
 from dimorder.sizes.merge_specializations import broadcast_row
 
 PointT = TypeVar("PointT")
@@ -53,12 +55,31 @@ def capture_specializations(
 
     largest_program = cache(lambda: captured({}, largest))
     programs = [captured({}, point) for point in report_each(points, "capture", progress)]
-    if _slice_constants(programs, largest_program):
+    masks = [mask for program in programs for mask in _masks(program)]
+    masks += _masks(largest_program()) if masks else []
+    # Each call finds the rows that a slice hides: torch's attention gives zeros for them.
+    if not any(map(_may_hide_rows, masks)) and _slice_constants(programs, largest_program):
         return programs
     slices = _computed_slices(programs, largest_program())
     programs = [captured(slices, point) for point in report_each(points, "capture", progress)]
     _slice_constants(programs, cache(lambda: captured(slices, largest)))
     return programs
+
+
+def _masks(program: Captured) -> list[torch.Tensor]:
+    """Return the masks of attention that the network computes from sizes."""
+    calls = program.exported.graph.find_nodes(op="call_function", target=ATTENTION)
+    masks = [str(bound(call.target, call.args, call.kwargs)["attn_mask"]) for call in calls]
+    return [program.size_constants[mask] for mask in masks if mask in program.size_constants]
+
+
+def _may_hide_rows(mask: torch.Tensor) -> bool:
+    """Return whether a mask may hide whole rows of attention where it is cut to another size.
+
+    It does not if each row sees its own place, as in causal and local attention.
+    """
+    places = mask.shape[-2:] if mask.dim() > 1 else (1, len(mask))
+    return len(set(places)) > 1 or bool(hidden_by(mask).diagonal(dim1=-2, dim2=-1).any())
 
 
 def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Captured]) -> bool:
