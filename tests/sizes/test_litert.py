@@ -217,6 +217,22 @@ class Halved(nn.Module):
         return self.second(y) + F.avg_pool2d(y, 3, 2, 1)
 
 
+def test_the_larger_and_the_smaller_of_sizes_are_computed() -> None:
+    class Framed(nn.Module):
+        """Pads a picture to a square, and returns the best quarter of its rows, at least one."""
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            height, width = x.shape[2:]
+            side = max(height, width)
+            square = F.pad(x, (0, side - width, side - min(height, side), 0))
+            return square, x.mean((1, 3)).topk(max(height // 4, 1)).values
+
+    module, dims = Framed(), {2: Dim("H", min=3, max=20), 3: Dim("W", min=4, max=22)}
+    lowered = dimorder.lower(module, (torch.randn(2, 3, 7, 9),), dynamic_shapes=(dims,), target="litert")
+    for height, width in ((3, 22), (20, 4), (8, 5)):
+        assert max(errors(lowered, module, torch.randn(2, 3, height, width))) <= 1e-5
+
+
 def test_strided_windows_end_where_they_should_at_even_and_odd_sizes() -> None:
     network, dims = Halved().eval(), ({2: Dim("H", min=9, max=70), 3: Dim("W", min=10, max=61)},)
     lowered = dimorder.lower(network, (torch.randn(2, 3, 17, 19),), target="litert", dynamic_shapes=dims)

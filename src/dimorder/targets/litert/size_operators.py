@@ -7,8 +7,9 @@ every tensor has its size before the graph runs. It computes other operators of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,17 @@ class _SizeNumber:
         return self + (self // other) * other * -1
 
     __radd__, __rmul__ = __add__, __mul__
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> _SizeNumber:
+        """Write torch.sym_max or torch.sym_min."""
+        number: _SizeNumber = next(each for each in args if isinstance(each, cls))
+        return number._op(_CHOICES[function], *map(number._named, args))
+
+
+_CHOICES: Mapping[Any, str] = MappingProxyType({torch.sym_max: "MAXIMUM", torch.sym_min: "MINIMUM"})
 
 
 @dataclass(frozen=True)
