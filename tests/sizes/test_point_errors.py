@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.exported import replace_parts
+from dimorder.sizes.export_symbolic import export_symbolic
 from dimorder.sizes.point_errors import explained_at
 
 
@@ -29,3 +32,18 @@ def test_an_assertion_of_dimorder_is_none() -> None:
     sizes: Any = Accepting()
     with pytest.raises(AssertionError), explained_at({"rows": 4}, sizes):
         raise AssertionError("two nodes of one name")
+
+
+def test_guards_of_torch_that_begin_at_two_do_not_refuse_a_size_of_one() -> None:
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    dims = ({0: torch.export.Dim("N", min=1, max=8)},)
+    program = export_symbolic(Doubled(), (torch.ones(3, 5),), None, dims)
+    assert program is not None
+    program.exported._guards_code = ["x.size()[0] != 1"]  # as torch derives it from sizes of at least 2
+    assert program.at({"N": 1})._guards_code == []
+    kept = replace_parts(program.at({"N": 4}))
+    assert kept._guards_code == ["x.size()[0] != 1"]
+    assert replace_parts(program.at({"N": 1})).run_decompositions({}).module()(torch.ones(1, 5)).sum() == 10

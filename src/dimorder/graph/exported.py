@@ -317,7 +317,9 @@ def replace_parts(
         "constants": program.constants,
         "verifiers": program.verifiers,
     }
-    return kind(**{**kept, **parts})
+    replaced = kind(**{**kept, **parts})
+    replaced._guards_code = program._guards_code
+    return replaced
 
 
 def copy_graph(graph: Graph) -> Graph:

@@ -84,7 +84,10 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         raise UnsupportedError("output", found, "return tensors: their shapes tell their sizes")
     args, kwargs = pytree.tree_unflatten(list(leaves), exported.call_spec.in_spec)
     call = (tuple(args), dict(kwargs))
-    return replace_parts(exported, graph=graph, range_constraints={}, example_inputs=call)
+    program = replace_parts(exported, graph=graph, range_constraints={}, example_inputs=call)
+    if 1 in point.roots.values():
+        program._guards_code = []  # they follow from sizes of at least 2, which torch assumes
+    return program
 
 
 def shapes_at(exported: ExportedProgram, inputs: Sequence[Any]) -> Callable[[Node], tuple[int, ...]]:
