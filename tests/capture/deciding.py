@@ -78,6 +78,17 @@ def checked(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(y[..., 2:7])
 
 
+def by_mask(net: Deciding, x: Tensor) -> Tensor:
+    lower = torch.ones(7, 5).tril(-1) > 0
+    y: Tensor = net.linear(x)[:, 0, :, None] * net.linear.weight
+    return y[:, lower]
+
+
+def by_places(net: Deciding, x: Tensor) -> Tensor:
+    y: Tensor = net.linear(x)
+    return y[..., (net.linear.bias > 0).nonzero()[:, 0]]
+
+
 def by_input(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(x) if x.sum() > 0 else x
 
@@ -188,6 +199,12 @@ def by_statistics(net: Deciding, x: Tensor) -> Tensor:
     return y + F.batch_norm(x.reshape(-1, 1), net.mean, torch.ones(1), training=True).view(x.shape).sum()
 
 
+def by_mask_of_state(net: Deciding, x: Tensor) -> Tensor:
+    y: Tensor = net.linear(x)[..., (net.mean > 0).expand(7)]
+    net.mean += 1
+    return y
+
+
 def by_copies(net: Deciding, x: Tensor) -> Tensor:
     copied = net.apart.contiguous()
     copied[0] = 5
@@ -218,6 +235,8 @@ DECIDED = (
     by_window,
     checked,
     by_copies,
+    by_mask,
+    by_places,
 )
 REFUSED = (
     by_input,
@@ -234,4 +253,4 @@ REFUSED = (
     by_parameter_replaced,
     by_buffer_written_below,
 )
-STATES = (by_state, by_state_of_a_view, by_state_replaced, by_statistics)
+STATES = (by_state, by_state_of_a_view, by_state_replaced, by_statistics, by_mask_of_state)

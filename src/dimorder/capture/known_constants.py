@@ -2,7 +2,8 @@
 
 torch.export knows no elements, not even those of a buffer: `if self.is_ready:` ends it, as does a loop over
 `torch.arange(1, 4).tolist()`. Beside each call that reads nothing but constants, the same call is made of
-their elements. Python reads the numbers of such values. An `assert` about other elements
+their elements. Python reads the numbers of such values. The places where a constant mask is true are a
+constant too, so the size of `x[mask]` is known. An `assert` about other elements
 is left out, as those of torch are, and so is an `if` that only raises an error.
 """
 
@@ -32,6 +33,7 @@ _READS = (
     *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
     *(torch.equal, Tensor.equal, torch.allclose, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero),
 )
+_PLACES = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
 _NORMS = (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm)
 _UNKNOWN = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)
 _OWN = (str(Path(torch.__file__).parent) + os.sep, __file__, str(Path(__file__).with_name("keep_dynamic.py")))
@@ -126,6 +128,12 @@ class KnownConstants(TorchFunctionMode):
             if function is not Tensor.__bool__ or value is not _asserted():
                 self.read |= names
             return value
+        if function in _PLACES and is_constant:
+            self.read |= names
+            found = self._computed(function, args, kwargs)
+            return pytree.tree_map_only(Tensor, lambda each: self._constant(each, names), found)
+        if function is Tensor.__getitem__:
+            args = (args[0], self._by_places(args[1]))
         holds = _asserted() if function is Tensor.__bool__ else None
         if holds is not None:
             return holds
@@ -179,6 +187,25 @@ class KnownConstants(TorchFunctionMode):
         found = _Known(tensor, tensor._version, copied, frozenset([name] if name else []))
         self.known[id(tensor)] = found
         return found
+
+    def _constant(self, elements: Tensor, names: frozenset[str]) -> Tensor:
+        """Return a constant of the exported program with these elements."""
+        traced = torch.tensor(elements.tolist(), dtype=elements.dtype).reshape(elements.shape)
+        self.known[id(traced)] = _Known(traced, traced._version, elements, names)
+        return traced
+
+    def _by_places(self, index: Any) -> Any:
+        """Return an index in which known masks are the places of their true elements."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        for i, part in reversed(list(enumerate(parts))):
+            is_mask = isinstance(part, Tensor) and part.dtype == torch.bool and part.dim()
+            known = self._find(part) if is_mask else None
+            if known is not None:
+                self.read |= known.names
+                with _disable_current_modes():
+                    places = known.elements.nonzero(as_tuple=True)
+                parts[i : i + 1] = [self._constant(each, known.names) for each in places]
+        return tuple(parts) if isinstance(index, tuple) or len(parts) > 1 else parts[0]
 
     def _forget(self, written: Iterable[_Known]) -> None:
         """Forget what shares memory with values that a call wrote without giving them another version."""
