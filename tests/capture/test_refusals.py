@@ -37,6 +37,11 @@ class Item(nn.Module):
         return x * x.sum().item()  # here
 
 
+class MaskedLinear(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x[x > 0.5], torch.ones(5, 4))  # here
+
+
 class SizeOfItem(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.new_zeros(int(x.sum().item()) + 1)  # here
@@ -115,6 +120,7 @@ KEEP = "return the new value as an output instead, or keep it in a buffer"
 TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
     Nonzero: ("aten.nonzero ({line})", "a result whose size the data decide: (u0, 2)", SIZE),
     MaskedSelect: ("aten.masked_select ({line})", "a result whose size the data decide: (u0)", SIZE),
+    MaskedLinear: ("aten.index.Tensor ({line})", "a result whose size the data decide: (4)", SIZE),
     Item: (
         "aten.item ({line})",
         "a number that is read out of a tensor",

@@ -16,7 +16,6 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
@@ -24,10 +23,10 @@ from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
-from dimorder.capture.refusals import not_exported, refuse_gradients
+from dimorder.capture.refusals import not_exported, refuse_gradients, sized_by_data
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import require_sound_archive
-from dimorder.graph.nodes import clone_repeated_tensors, tensors_in
+from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
@@ -71,7 +70,7 @@ def export(
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
         program = _exported(model, args, kwargs, dynamic_shapes)
-        if any(node.target in _READS or _is_sized_by_data(node) for node in program.graph.nodes):
+        if any(node.target in _READS or sized_by_data(node) for node in program.graph.nodes):
             program = _by_constants(model, args, kwargs, dynamic_shapes) or program
     except UnsupportedError:
         raise
@@ -86,11 +85,6 @@ def export(
 
 
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
-
-
-def _is_sized_by_data(node: torch.fx.Node) -> bool:
-    values = tensors_in(node.meta.get("val"))
-    return any(free_unbacked_symbols(value.shape) for value in values)
 
 
 def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:

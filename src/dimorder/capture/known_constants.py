@@ -3,8 +3,8 @@
 torch.export knows no elements, not even those of a buffer: `if self.is_ready:` ends it, as does a loop over
 `torch.arange(1, 4).tolist()`. Beside each call that reads nothing but constants, the same call is made of
 their elements. Python reads the numbers of such values. The places where a constant mask is true are a
-constant too, so the size of `x[mask]` is known. An `assert` about other elements
-is left out, as those of torch are, and so is an `if` that only raises an error.
+constant too, so the size of `x[mask]` is known. An `assert` about other elements is left out, as those of
+torch are, and so is an `if` that only raises an error.
 """
 
 from __future__ import annotations

@@ -154,14 +154,22 @@ def _by_data(node: torch.fx.Node) -> tuple[str, str] | None:
     """Return what was found, and what to do, if data decide what a node computes or how large it is."""
     if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
         return _CONTROL_FLOW.get(str(node.target), ("control flow", "decide it before the export"))
-    for value in tensors_in(node.meta.get("val")):
-        sizes: list[Any] = [*value.shape]
-        if any(free_unbacked_symbols(size) for size in sizes if not isinstance(size, int)):
-            return (
-                f"a result whose size the data decide: ({', '.join(map(str, value.shape))})",
-                "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
-            )
+    for value in sized_by_data(node):
+        return (
+            f"a result whose size the data decide: ({', '.join(map(str, value.shape))})",
+            "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
+        )
     return None
+
+
+def sized_by_data(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Return the results of a node whose size the data decide. A later call may require one size of them."""
+    return [value for value in tensors_in(node.meta.get("val")) if any(map(_is_by_data, value.shape))]
+
+
+def _is_by_data(size: int | torch.SymInt) -> bool:
+    is_symbolic = isinstance(size, torch.SymInt)
+    return is_symbolic and bool(size.node.expr.is_number or free_unbacked_symbols(size))
 
 
 def refuse_gradients(program: ExportedProgram) -> None:
