@@ -55,6 +55,18 @@ def test_a_size_that_the_network_fixes_is_named_with_its_place(step: int) -> Non
     ]
 
 
+def test_a_size_that_the_network_fixes_is_named_where_constants_decide_too() -> None:
+    class Summed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.avg_pool2d(x.sum(torch.arange(1, 2).tolist(), keepdim=True), x.shape[2:])
+
+    assert refusal(Summed(), torch.ones(2, 3, 8, 6), ({2: Dim("H", min=2, max=9)},)) == [
+        "torch.export of Summed",
+        "  found: the network takes one size alone: H = 8 (dim 2 of x)",
+        "  fix: give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape",
+    ]
+
+
 def test_sizes_that_must_be_equal_are_named_with_their_places() -> None:
     class Sum(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
-from dimorder.capture.refusals import not_exported, refuse_gradients, sized_by_data
+from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
@@ -71,17 +71,21 @@ def export(
     try:
         program = _exported(model, args, kwargs, dynamic_shapes)
         if any(node.target in _READS or sized_by_data(node) for node in program.graph.nodes):
-            program = _by_constants(model, args, kwargs, dynamic_shapes) or program
+            known, _ = _by_constants(model, args, kwargs, dynamic_shapes)
+            program = known or program
     except UnsupportedError:
         raise
     except Exception as error:
-        known = _by_constants(model, args, kwargs, dynamic_shapes)
-        if known is None and dynamic_shapes is not None:
-            known = _with_assertions(model, args, kwargs, dynamic_shapes)
-        if known is None:
-            raise not_exported(model, error, dynamic_shapes) from error
-        program = known
-    return prepare_branches(program)
+        first = error  # handled below, so that a later error does not carry it
+    else:
+        return prepare_branches(program)
+    known, later = _by_constants(model, args, kwargs, dynamic_shapes)
+    if known is None and dynamic_shapes is not None:
+        known = _with_assertions(model, args, kwargs, dynamic_shapes)
+    if known is None:
+        reason = explaining(first, later)
+        raise not_exported(model, reason, dynamic_shapes) from reason
+    return prepare_branches(known)
 
 
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
@@ -139,8 +143,8 @@ def _forget_conds() -> None:
 
 def _by_constants(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
-) -> ExportedProgram | None:
-    """Export a module in which Python decides by constants; None if that does not suffice.
+) -> tuple[ExportedProgram | None, Exception | None]:
+    """Export a module in which Python decides by constants; None and the error if that does not suffice.
 
     Raises:
         UnsupportedError: Python decides by a buffer that the network writes.
@@ -148,10 +152,10 @@ def _by_constants(
     try:
         with KnownConstants(model) as known:
             program = _exported(model, args, kwargs, dynamic_shapes)
-    except Exception:  # the first attempt's error explains it better
-        return None
+    except Exception as error:
+        return None, error
     known.refuse_state()
-    return program
+    return program, None
 
 
 def _with_assertions(

@@ -168,8 +168,9 @@ def sized_by_data(node: torch.fx.Node) -> list[torch.Tensor]:
 
 
 def _is_by_data(size: int | torch.SymInt) -> bool:
-    is_symbolic = isinstance(size, torch.SymInt)
-    return is_symbolic and bool(size.node.expr.is_number or free_unbacked_symbols(size))
+    if isinstance(size, int):
+        return False
+    return bool(size.node.expr.is_number or free_unbacked_symbols(size))
 
 
 def refuse_gradients(program: ExportedProgram) -> None:
@@ -214,12 +215,27 @@ def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any =
     message = str(error).strip()
     code = "" if frame is None else frame.line  # an assertion without a text has its own
     reason = next((line for line in message.splitlines() if line.strip()), code or "no more is known")
-    if re.search(r"data-dependent", message):
+    if _is_by_elements(error):
         return UnsupportedError(place, *_BY_DATA)
     sizes = partial(refused_sizes, places=places_of(model, dynamic_shapes))
     found = (read(message) for read in (_unknown_class, sizes, _structure, _wrong_call, _types, _by_text))
     known = next(filter(None, found), None)
     return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
+
+
+def _is_by_elements(error: Exception) -> bool:
+    return "data-dependent" in str(error)
+
+
+def explaining(error: Exception, later: Exception | None) -> Exception:
+    """Return the error that says why a network is not exported.
+
+    `later` is the error of an export in which Python decides by constants. It is the reason if elements
+    ended the first export and not the second.
+    """
+    if later is None or not _is_by_elements(error) or _is_by_elements(later):
+        return error
+    return later
 
 
 def _source_frames(error: BaseException | None) -> Iterator[traceback.FrameSummary]:
