@@ -139,8 +139,22 @@ class KeepsState(nn.Module):
         return x * self.state.table
 
 
+class KeepsTableOfAShape(nn.Module):
+    """Keeps a table of its last call, and the shape for which it is, as the heads of YOLO do."""
+
+    shape: torch.Size | None = None
+    table = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shape != x.shape:
+            self.table, self.shape = torch.arange(1.0, 1 + x.shape[-1]), x.shape
+        return x * self.table
+
+
 @pytest.mark.parametrize(
-    "model", [Installs(), KeepsTable(), KeepsState()], ids=["installs", "keeps", "in an object"]
+    "model",
+    [Installs(), KeepsTable(), KeepsState(), KeepsTableOfAShape()],
+    ids=["installs", "keeps", "in an object", "of a shape"],
 )
 def test_a_network_that_was_never_called_is_lowered_as_often_as_one_likes(model: nn.Module) -> None:
     x = torch.randn(2, 3, 5, 7)

@@ -87,16 +87,19 @@ def take_own_tensors(network: nn.Module, with_parameters: bool) -> None:
 def without_fake_tensors(model: nn.Module) -> Iterator[None]:
     """Undo what torch.export leaves in attributes of a module's parts: tensors without data.
 
-    Other attributes stay. A part may note there what it did once, such as the hooks that it installed.
+    The part's other new attributes are undone too: they may say for which shape a tensor was computed. In
+    other parts attributes stay. A part may note there what it did once, such as the hooks that it installed.
     """
     before = [(part, dict(vars(part))) for part in model.modules()]
     try:
         yield
     finally:
         for part, attributes in before:
-            for name, value in list(vars(part).items()):
-                if value is attributes.get(name, _MISSING) or not _has_fake_tensor(value):
-                    continue
+            own = vars(part)
+            changed = {name: own[name] for name in own if own[name] is not attributes.get(name, _MISSING)}
+            if not any(map(_has_fake_tensor, changed.values())):
+                continue
+            for name in changed:
                 if name in attributes:
                     vars(part)[name] = attributes[name]
                 else:
