@@ -67,6 +67,30 @@ def test_a_size_that_the_network_fixes_is_named_where_constants_decide_too() -> 
     ]
 
 
+@pytest.mark.parametrize("least", [2, 3, 4])
+def test_a_dynamic_size_does_not_decide_the_number_of_pieces(least: int) -> None:
+    class Pieces(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([piece.relu().mean(1) for piece in x.split(8, 1)]).sum(0)
+
+    place, *rest = refusal(Pieces(), torch.ones(2, 32, 3), ({1: 8 * Dim("L", min=least, max=8)},))
+    assert place.startswith("aten.split.Tensor (test_refusals.py:") and place.endswith("), at L = 40")
+    assert rest == [
+        "  found: 5 pieces of a dynamic size, where the example inputs have 4",
+        "  fix: narrow the range of sizes, or cut a fixed number of pieces",
+    ]
+
+
+def test_an_operator_that_would_give_a_size_below_zero_is_named() -> None:
+    class Rest(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.narrow(1, 24, x.shape[1] - 24).relu()
+
+    place, found, _ = refusal(Rest(), torch.ones(2, 32, 3), ({1: 8 * Dim("L", min=2, max=8)},))
+    assert place.startswith("aten.narrow (test_refusals.py:") and place.endswith("), at L = 16")
+    assert found == "  found: RuntimeError: narrow(): length must be non-negative."
+
+
 def test_sizes_that_must_be_equal_are_named_with_their_places() -> None:
     class Sum(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,8 @@ from dimorder.graph.exported import copy_graph, replace_parts
 from dimorder.graph.nodes import RESIZES, VALUE, bound, drop_meta, operator_at, set_meta, set_value
 from dimorder.ops.attention import ATTENTION
 
+_IN_PIECES = (torch.ops.aten.split.Tensor, torch.ops.aten.chunk.default)
+
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
     """Return the program for the sizes that the leaves of a call have.
@@ -65,7 +67,10 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
             )
         elif node.op == "call_function":
             value = point.value_of(node)
-            value = _run(node, known, sizes) if value is None else value
+            if value is None or node.target in _IN_PIECES:
+                value = _run(node, known, sizes)
+            if node.target in _IN_PIECES:
+                _require_pieces(node, value, sizes)
         elif node.op == "get_attr":  # a branch, which has its sizes from its operands
             value = None
         else:
@@ -129,7 +134,9 @@ class CallSizes:
         if not isinstance(leaf, torch.Tensor):
             return None
         shape, strides = ([self.number(size) for size in each] for each in (leaf.shape, leaf.stride()))
-        return None if None in (*shape, *strides) else self.fake(leaf, shape, strides)
+        # A result that torch.export does not expect here has a size below 0.
+        is_known = None not in (*shape, *strides) and min(shape, default=0) >= 0
+        return self.fake(leaf, shape, strides) if is_known else None
 
     def number(self, number: Any) -> Any:
         """Return a number at the point, or None if it depends on anything else."""
@@ -199,6 +206,15 @@ def _run(node: Node, known: Mapping[Node, Any], sizes: str) -> Any:
             f"{type(error).__name__}: {message}",
             "narrow the range of sizes, or make the network take them all",
         ) from error
+
+
+def _require_pieces(node: Node, value: Any, sizes: str) -> None:
+    """Check that a call gives as many tensors as torch.export's program reads, which it does not check."""
+    count = len(node.meta[VALUE])
+    if len(value) != count:
+        found = f"{len(value)} pieces of a dynamic size, where the example inputs have {count}"
+        fix = "narrow the range of sizes, or cut a fixed number of pieces"
+        raise UnsupportedError(f"{operator_at(node)}, at {sizes}", found, fix)
 
 
 def _resizes(node: Node) -> bool:
