@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import map as mapped
 from torch._higher_order_ops import scan, while_loop
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dimorder
 from dimorder.capture.captured import capture
+from dimorder.capture.refusals import not_exported
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
 
 ROW = torch.linspace(-1, 1, 3)
@@ -173,6 +175,11 @@ def test_a_refusal_says_what_and_where_and_the_way_round(network: type[nn.Module
         capture(network(), (torch.rand(2, 3),))
     at = place.format(name=network.__name__, line=f"test_refusals.py:{number}")
     assert str(caught.value) == f"{at}\n  found: {found}\n  fix: {fix}"
+
+
+def test_elements_of_which_torch_says_no_more_are_told_in_the_same_words() -> None:
+    error = not_exported(nn.ReLU(), DataDependentOutputException(torch.ops.aten.item.default))
+    assert (error.found, error.fix) == BY_DATA[1:]
 
 
 class Forces(nn.Module):

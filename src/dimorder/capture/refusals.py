@@ -224,7 +224,7 @@ def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any =
 
 
 def _is_by_elements(error: Exception) -> bool:
-    return "data-dependent" in str(error)
+    return "data-dependent" in str(error) or "DataDependent" in type(error).__name__
 
 
 def explaining(error: Exception, later: Exception | None) -> Exception:
