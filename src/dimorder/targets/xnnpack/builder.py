@@ -184,6 +184,11 @@ class XnnBuilder(ViewWriter[XnnValue]):
         ids["filter_id"] = weights.in_4_bits(weight.id) if in_4_bits else weights.in_8_bits(weight.id, 0)
         return self._write(kind, flags, {**fields, **ids}, self._value(shape))
 
+    @property
+    def quantizes_dynamically(self) -> bool:
+        """Whether the call that is written reads what it quantises dynamically."""
+        return self.in_integers is not None and self.in_integers.how is How.DYNAMIC_KERNEL
+
     def _quantized(self, value: XnnValue, nonbatch: int) -> int:
         """Return dynamically quantised integers, with one scale over the last `nonbatch` dimensions."""
         if (value.id, nonbatch) not in self._dynamic:

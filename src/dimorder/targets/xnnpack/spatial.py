@@ -41,7 +41,7 @@ from dimorder.targets.windows import (
 from dimorder.targets.xnnpack.kernels import TAPS
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import is_float16, pair, times
-from dimorder.targets.xnnpack.reductions import mean_over_space, optional
+from dimorder.targets.xnnpack.reductions import full, mean_over_space, optional
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.builder import XnnBuilder
@@ -52,11 +52,22 @@ aten = torch.ops.aten
 
 def _conv2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     kind, weight = "Conv2d", a.weight_ohwi
+    if w.quantizes_dynamically and _is_of_pixels(a):
+        return full(w, w.dense(a.x), w.constant(weight.flatten(1)), optional(w, a.bias))
     if is_depthwise(a.groups, weight.shape):
         kind, weight = "DepthwiseConv2d", weight.permute(3, 1, 2, 0)
     return _convolve(
         w, kind, w.dense(a.x), weight, a.bias, a.stride, a.padding, a.dilation, a.groups, a.shape
     )
+
+
+def _is_of_pixels(a: Arguments) -> bool:
+    """Return whether a convolution is a linear of each pixel.
+
+    XNNPACK makes a linear of it, and quantises each pixel by a scale of its own.
+    """
+    taps, steps = shape_of(a.weight_ohwi)[1:3], tuple(a.stride)
+    return (*taps, *steps, a.groups) == (1,) * 5 and not any(a.padding)
 
 
 def _is_summed_in_float32(a: Arguments) -> bool:
@@ -295,8 +306,11 @@ def _nearest(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _convolution_kernel(a: Arguments) -> IntegerKernel:
-    is_by_channel = not hasattr(a, "output_padding") and is_depthwise(a.groups, shape_of(a.weight_ohwi))
-    return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"), None if is_by_channel else 3)
+    nonbatch: int | None = 3
+    if not hasattr(a, "output_padding"):  # which transposed convolutions have
+        nonbatch = 1 if _is_of_pixels(a) else nonbatch
+        nonbatch = None if is_depthwise(a.groups, shape_of(a.weight_ohwi)) else nonbatch
+    return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"), nonbatch)
 
 
 def _max_pool_kernel(a: Arguments) -> FoundKernel:
