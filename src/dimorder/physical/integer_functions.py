@@ -59,8 +59,9 @@ def levels_of(numbers: Tensor, of: IntegerType) -> Tensor:
 
 
 def rounded_levels(quantize: Node, numbers: Tensor) -> Tensor:
-    """Return the integers to which a call quantizes numbers."""
+    """Return the integers to which a call quantizes numbers. NaN becomes the integer of 0."""
     given = bound(quantize.target, quantize.args, quantize.kwargs)
+    numbers = torch.where(numbers.isnan(), 0.0, numbers)
     levels: Tensor = (numbers / (in_float32(given["scale"]) or 1.0)).round() + given["zero_point"]
     return levels.clamp(given["quant_min"], given["quant_max"])
 

@@ -29,8 +29,10 @@ def _row(target: Any) -> Row:
         of_one = w.follow()
         if of_one is None:
             x, y = (_operand(w, each) for each in (a.self, a.other))
-            return w.reshape(compare(w, x, y, logic.COMPARISONS[target].write), a.shape)  # type: ignore[no-any-return]
-        return w.reshape(_among(w, of_one), a.shape)  # type: ignore[no-any-return]
+            truth = compare(w, x, y, logic.COMPARISONS[target].write)
+        else:
+            truth = _among(w, of_one)
+        return w.reshape(truth, a.shape)  # type: ignore[no-any-return]
 
     return Row(build, kernel=FUNCTION_OR_SUM)
 
