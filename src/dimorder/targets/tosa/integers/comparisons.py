@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
 W = IntegerWriter
+MOST_RUNS = 8  # of integers of 16 bits for which a function of truth values is true
 
 
 def _row(target: Any) -> Row:
@@ -48,30 +50,41 @@ def _operand(w: W, argument: Any) -> Operand:
 
 
 def _among(w: W, x: Lookup) -> TosaValue:
-    """Return which integers are among those for which the function, of truth values, is true."""
+    """Return for which integers the function, of truth values, is true."""
     low, high, truths = x.of.low, x.of.high, x.numbers
-    held = (truths.nonzero().flatten() + low).tolist()
-    first, last = (held[0], held[-1]) if held else (high + 1, high)
-    others = ((~truths).nonzero().flatten() + low).tolist()
+    runs, others = _runs(truths, low), _runs(~truths, low)
     integers = rescale(w, x.integers, [1.0], "INT32")
 
     def compared(kind: str, *operands: TosaValue | int) -> TosaValue:
         return w.elementwise(kind, *operands, dtype="BOOL")
 
-    if len(held) == last - first + 1:
-        if last == high:
-            return compared("GREATER_EQUAL", integers, first)
-        if first == low:
-            return compared("GREATER", last + 1, integers)
+    def within(first: int, last: int) -> TosaValue:
         if first == last:
             return compared("EQUAL", integers, first)
-    if len(others) == 1:
-        return w.elementwise("LOGICAL_NOT", compared("EQUAL", integers, others[0]))
-    if x.of.dtype != torch.int8:
-        raise refusal("a comparison of a function of 16 bits that goes up and down")
-    table = w.constant(truths.to(torch.int8))
-    found = w.op("TABLE", [x.integers, table], x.shape, "INT8")
-    return compared("GREATER", rescale(w, found, [1.0], "INT32"), 0)
+        sides = [compared("GREATER_EQUAL", integers, first)] if first > low or last == high else []
+        sides += [compared("GREATER", last + 1, integers)] if last < high else []
+        return reduce(partial(w.elementwise, "LOGICAL_AND"), sides)
+
+    if len(others) == 1 and others[0][0] == others[0][1]:
+        return w.elementwise("LOGICAL_NOT", within(*others[0]))
+    if x.of.dtype == torch.int8 and len(runs) > 1:
+        table = w.constant(truths.to(torch.int8))
+        found = w.op("TABLE", [x.integers, table], x.shape, "INT8")
+        return compared("GREATER", rescale(w, found, [1.0], "INT32"), 0)
+    if len(runs) > MOST_RUNS:
+        raise refusal(f"a comparison that a function of 16 bits passes {len(runs)} times")
+    return reduce(partial(w.elementwise, "LOGICAL_OR"), [within(*run) for run in runs or [(high + 1, high)]])
+
+
+def _runs(truths: Tensor, low: int) -> list[tuple[int, int]]:
+    """Return the first and the last integer of each run of true ones; the first truth value is that of `low`.
+
+    >>> _runs(torch.tensor([True, True, False, True]), -2)
+    [(-2, -1), (1, 1)]
+    """
+    padded = torch.nn.functional.pad(truths.int(), (1, 1)).diff()
+    firsts, ends = ((padded == step).nonzero().flatten() + low for step in (1, -1))
+    return list(zip(firsts.tolist(), (ends - 1).tolist(), strict=True))
 
 
 def _isnan(w: W, a: Arguments) -> TosaValue:
