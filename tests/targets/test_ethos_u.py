@@ -176,6 +176,36 @@ def refusal(error: UnsupportedError | UsageError) -> list[str]:
     return str(error).splitlines()
 
 
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_ethos_u55_adds_convolutions_for_taps_in_depth(recipe: str) -> None:
+    torch.manual_seed(6)
+    net = nn.Sequential(
+        nn.Conv3d(3, 5, (3, 2, 3), padding=1, stride=(2, 1, 1)), nn.ReLU(), nn.Conv3d(5, 6, 2)
+    ).eval()
+    examples = [torch.randn(1, 3, 6, 7, 8) for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, recipe, target="ethos-u55-128")
+    lowered = dimorder.lower(quantized, (examples[0],), target="ethos-u55-128")
+    (found,) = quantized.compare(lowered)
+    assert found.quanta <= 1
+    assert "conv3d" not in lowered.text("physical")
+
+
+def test_ethos_u55_has_the_dimension_of_an_argmax_last() -> None:
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x).argmax(3).int()
+
+    torch.manual_seed(6)
+    examples = [torch.randn(1, 3, 9, 8) for _ in range(3)]
+    quantized = dimorder.quantize(Places().eval(), examples, target="ethos-u55-128")
+    lowered = dimorder.lower(quantized, (examples[0],), target="ethos-u55-128")
+    assert lowered.contract.outputs[0].shape == (1, 5, 7)
+
+
 def test_a_network_of_floats_is_refused() -> None:
     with pytest.raises(UnsupportedError) as raised:
         dimorder.lower(nn.Conv2d(3, 5, 3), (inputs(),), target="ethos-u55-128")

@@ -41,6 +41,8 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "truth values of truth values": lambda x: torch.where((x > -0.4) & ~(x > 0.9) | (x > 1.7), x, -0.3),
     "remainder": lambda x: x % 0.7,
     "remainder of C": lambda x: x.fmod(-0.7),
+    "remainder of a constant": lambda x: torch.remainder(x, torch.tensor(-0.7)),
+    "remainder of C and a constant": lambda x: torch.fmod(x, torch.tensor(0.7)),
     "whole quotient": lambda x: x // 0.7,
     "not a number": lambda x: torch.nan_to_num(x.log(), 0.2, 0.3, -0.4),
 }

@@ -5,7 +5,7 @@ The import needs neither executorch nor Vela; emitting does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +18,10 @@ from torch.fx import Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.quantized import QUANTIZE
+from dimorder.graph.tracing import shape_of
+from dimorder.ops.dialect import OPS
 from dimorder.ops.table import elements_of
 from dimorder.plans.explanation import Place
 from dimorder.targets.base import Artifact, Target, TargetFiles
@@ -29,6 +32,7 @@ from dimorder.targets.ethos_u.recipes import RECIPES
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.tosa.integers.forms import FORMS, Forms
+from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
 from dimorder.verification.network_calls import Run
@@ -148,12 +152,13 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     weights_last = replace(
         capabilities, implementations=tuple(each - _WEIGHTS_FIRST for each in capabilities.implementations)
     )
+    of_u55 = replace(weights_last, computes=_computes_on_u55)
     emits = partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode)
     made = replace(
         TOSA.quantized,
         name=accelerator,
         info=info(accelerator),
-        capabilities=capabilities if is_u85(accelerator) else weights_last,
+        capabilities=capabilities if is_u85(accelerator) else of_u55,
         emit=emits,
         files=TargetFiles(),
     )
@@ -173,6 +178,18 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     return replace(
         made, capabilities=floats, quantized=made, recipes=RECIPES, with_options=partial(target, accelerator)
     )
+
+
+def _computes_on_u55(call: Node, constants: Collection[Node]) -> str | None:
+    """Return why Ethos-U55 does not compute a call. In another order or in parts, it may."""
+    reason = INTEGERS.supports(call, constants)
+    if reason is None and call.target is OPS.conv3d_ndhwc.default and shape_of(args_of(call)[1])[1] > 1:
+        return "a convolution with several taps in depth, which Ethos-U85 has"
+    if reason is None and call.target is torch.ops.aten.argmax.default:
+        x, dim, *_ = args_of(call)
+        if dim is not None and (dim + 1) % len(shape_of(x)):
+            return "an argmax along a dimension other than the last, which Ethos-U85 has"
+    return reason
 
 
 def _refuse_floats(accelerator: str, value: torch.Tensor) -> NoReturn:
