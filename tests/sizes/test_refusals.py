@@ -157,6 +157,11 @@ def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggest
     ]
 
 
+def test_a_suggested_range_without_an_end_is_python() -> None:
+    found = refusal(torch.nn.Conv1d(3, 5, 7), torch.ones(1, 3, 32), ({2: Dim("L", min=2)},))
+    assert found[2] == "  fix: give sizes that the network takes: L = Dim('L', min=7)"
+
+
 def test_shapes_in_another_form_than_the_call_are_refused_with_torchs_reason() -> None:
     class Sum(nn.Module):
         def forward(self, *xs: torch.Tensor) -> torch.Tensor:
