@@ -52,7 +52,7 @@ def refused_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[st
         return f"the network takes {sizes} alone: {named}", fix
     after = lines[lines.index("Suggested fixes:") + 1 :] if "Suggested fixes:" in lines else []
     other = "give both the same Dim" if _EQUAL.search(reasons[0]) else "narrow the range, or fix the size"
-    suggested = ", ".join(itertools.takewhile(bool, after)).replace(", max=oo", "")  # infinity, as sympy has it
+    suggested = ", ".join(itertools.takewhile(bool, after)).replace(", max=oo", "")  # as sympy has it
     fixes = f"give sizes that the network takes: {suggested}" if suggested else other
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f"{_reason(reasons[0], places)}{more}", fixes
