@@ -90,6 +90,22 @@ def test_integers_from_the_least_but_one_on() -> None:
     assert "CLAMP" in inspect_tosa(made.artifact.data).operators
 
 
+INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cast": lambda x: (x > 0.2).long().sum(1),
+    "product": lambda x: (x > 0.2) * 2,
+    "chosen": lambda x: torch.where(x > 0.2, 3, 5),
+    "compared": lambda x: (x > 0.2).int() + (x < 0.9).int() == 2,
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_of_truth_values_are_computed_as_integers(name: str) -> None:
+    compute = INTEGERS[name]
+    net = Net(lambda m, x: compute(quantised(x, 0.0247, 5)))
+    made = dimorder.lower(net, (X,), target="tosa", run_artifact=True)
+    assert torch.equal(made.run(made.contract.inputs[0].quantized(X)), net(X))
+
+
 def test_a_choice_of_two_values_selects() -> None:
     made = dimorder.lower(
         Between(lambda x: torch.where(x > 0.2, x, x.flip(1)), (0.0311, -7)), (X,), target="tosa"

@@ -130,7 +130,8 @@ class _Fuser:
     def computes_with_floats(self, node: Node) -> bool:
         if _is_float(node):
             return True
-        read = any(_is_float(value) or value in self.found for value in node.all_input_nodes)
+        is_truth = _has_dtype(node, torch.bool)  # not an integer, which no table gives
+        read = any(_is_float(value) or (is_truth and value in self.found) for value in node.all_input_nodes)
         return read and isinstance(self._rule(node), WideKernel)
 
     def add(self, node: Node) -> None:
@@ -329,6 +330,11 @@ def _island(reason: str) -> Annotation:
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _has_dtype(node: Node, dtype: torch.dtype) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype == dtype
 
 
 def _type_of(node: Node) -> IntegerType:
