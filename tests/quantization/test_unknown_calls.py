@@ -160,6 +160,25 @@ def test_a_resize_by_matrices(name: str) -> None:
     assert snr_db(net, [PICTURE, 0.7 * PICTURE, PICTURE.flip(2)], "tosa") > 30
 
 
+def test_a_resize_by_matrices_in_half_precision() -> None:
+    torch.manual_seed(2)
+    resized = Net(lambda m, x: BY_MATRICES["bicubic"](m.conv(x)), conv=nn.Conv2d(3, 8, 1)).half()
+    assert snr_db(resized, [PICTURE.half(), 0.7 * PICTURE.half()], "tosa") > 30
+
+
+@pytest.mark.parametrize(("size", "stays"), [((3, 1), True), ((4, 1), True), ((5, 1), False)])
+def test_an_antialiased_resize_to_one_column_that_pytorch_has_wrong_stays(
+    size: tuple[int, int], stays: bool
+) -> None:
+    net = Net(lambda m, x: F.interpolate(x, size, mode="bilinear", antialias=True))
+    model = torch.export.export(net, (PICTURE,)).module(check_guards=False)
+    assert isinstance(model, torch.fx.GraphModule)
+    resize_by_matrices(model)
+    model.recompile()
+    assert ("upsample" in model.code) == stays
+    torch.testing.assert_close(model(PICTURE), net(PICTURE))
+
+
 def test_a_sampled_picture_is_not_clipped_to_the_range_of_its_grid() -> None:
     torch.manual_seed(2)
     grid = torch.linspace(-0.9, 0.9, 2 * 4 * 7 * 2).reshape(2, 4, 7, 2)
