@@ -20,6 +20,12 @@ aten = torch.ops.aten
 NEAR = MappingProxyType({torch.int8: 1e-5, torch.uint8: 1e-5, torch.int16: 4e-3})
 # Of elements, by the place in their shape.
 _KEEPS_SEQUENCE = (aten.view.default, aten.clone.default, aten._to_copy.default)
+# A number may be just at a step of their results.
+_STEPS = (
+    *(aten.floor.default, aten.ceil.default, aten.trunc.default, aten.round.default, aten.round.decimals),
+    *(aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor),
+    *(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar),
+)
 
 
 def dequantized_numbers(of: IntegerType, levels: Tensor | None = None) -> Tensor:
@@ -34,15 +40,15 @@ def dequantized_numbers(of: IntegerType, levels: Tensor | None = None) -> Tensor
 
 
 def computed(node: Node, numbers: Mapping[Node, Tensor], constants: Mapping[Node, Tensor]) -> Tensor:
-    """Return the results of a call for numbers of each operand. PyTorch compares numbers in float32.
+    """Return the results of a call for numbers of each operand.
 
-    Each constant has one element.
+    PyTorch compares and rounds numbers of float32. Each constant has one element.
     """
     held = dict(numbers)
     for value, constant in constants.items():
         real = constant.in_float64 if isinstance(constant, Scaled) else _wide(constant)
         held[value] = real.reshape(())
-    if node.meta["val"].dtype == torch.bool:
+    if node.meta["val"].dtype == torch.bool or node.target in _STEPS:
         held = {value: each.float() if each.is_floating_point() else each for value, each in held.items()}
     args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
     results: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
