@@ -43,9 +43,9 @@ from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign
 CLOSER = (128, 64, 32, 16, 8, 4, 2)  # times as close, for more TABLEs around the zero point
-ENOUGH = 2**-14  # of a function's largest number: the allowed error of a table, a step or two of 16 bits
-FAIR = 2**-10  # of it: the allowed error of two tables
-COARSE = 2**-8  # of a function's largest number: int8 would be no worse
+ENOUGH = 2**-14  # of a function's largest number: one table may have this error, a step or two of 16 bits
+FAIR = 2**-10  # of it: two tables may have this error
+COARSE = 2**-8  # of it: the allowed error. int8 would be no worse
 EXACT = 2**24  # steps of a constant's magnitude: a float32 has no more
 LANES = 16  # in which an Ethos-U computes the elements of the last dimension
 LITTLE = 8  # times fewer elements than the result has
@@ -114,10 +114,14 @@ def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
     point. This one then has the rest.
     """
     most, tables = largest(x.numbers), [Interpolated.of(x.numbers, 1)]
+
+    def cost(chain: list[Interpolated]) -> tuple[bool, float]:  # one more table is worth half of the error
+        return chain[-1].error > most * COARSE, chain[-1].error * 2.0 ** len(chain)
+
     for enough, finer in ((ENOUGH, 1), (FAIR, 2)):
         if tables[-1].error > most * enough:
             chains = [_chain(x.numbers, times) for times in itertools.combinations(CLOSER, finer)]
-            tables = min([*chains, tables], key=lambda chain: chain[-1].error * 2.0 ** len(chain))
+            tables = min([*chains, tables], key=cost)
     error = tables[-1].error
     if error > most * COARSE:
         found = f"a function of 16 bits that tables have wrong by up to {error:.2g}"
