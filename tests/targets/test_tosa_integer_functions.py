@@ -90,6 +90,16 @@ def test_integers_from_the_least_but_one_on() -> None:
     assert "CLAMP" in inspect_tosa(made.artifact.data).operators
 
 
+def test_a_sum_of_coarse_functions_in_integers_from_the_least_but_one_on() -> None:
+    """The possible error of a function's 16 bits is known also after the CLAMP."""
+    narrow = (-127, 127, torch.int8)
+    net = Between(lambda x: quantised((2 * x).exp() - (2 * x).exp().flip(1), 0.02, 3, narrow), (0.0311, -7))
+    made = dimorder.lower(net, (X,), target="tosa", run_artifact=True)
+    (found,) = made.run(made.contract.inputs[0].quantized(X))
+    wanted = made.contract.outputs[0].quantized(net(X)[0])
+    assert (found.int() - wanted.int()).abs().max() <= 1
+
+
 INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "cast": lambda x: (x > 0.2).long().sum(1),
     "product": lambda x: (x > 0.2) * 2,

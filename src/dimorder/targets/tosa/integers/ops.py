@@ -52,7 +52,11 @@ def _quantize(w: W, a: Arguments) -> TosaValue:
     of = IntegerType(a.dtype, a.scale, a.zero_point)
     if of.dtype != torch.uint8:
         y = quantize(w, numbers(w, a.input), of)
-        return clamp(w, y, a.quant_min, a.quant_max) if of.dtype == torch.int8 else y
+        if of.dtype != torch.int8:
+            return y
+        clamped = clamp(w, y, a.quant_min, a.quant_max)
+        w.errors[clamped.tensor] = w.errors.get(y.tensor, 0.0)
+        return clamped
     integers = quantize(w, numbers(w, a.input), of.as_type(torch.int8))
     return rescale(w, integers, [1.0], "INT8", zero_point=-128, to_unsigned=True)
 
