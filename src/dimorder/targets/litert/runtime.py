@@ -78,9 +78,16 @@ class LiteRtProgram:
         return [self._tensor(index) for index in self._outputs]
 
     def _resize(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        for index, shape in zip(self._inputs, shapes, strict=True):
-            self._interpreter.resize_tensor_input(index, list(shape))
-        self._interpreter.allocate_tensors()
+        """Allocate the tensors for other sizes of the inputs, three times.
+
+        XNNPACK's delegates share a workspace. While it grows, operators are set up with new sizes and the old
+        places of their tensors. XNNPACK leaves out a copy from a place to itself, and goes on to do so at the
+        new places (LiteRT 2.3.0). In a workspace that is large enough, nothing is set up too early.
+        """
+        for each in (shapes, self._shapes, shapes):
+            for index, shape in zip(self._inputs, each, strict=True):
+                self._interpreter.resize_tensor_input(index, list(shape))
+            self._interpreter.allocate_tensors()
         self._shapes = list(shapes)
 
     def runner(self, signature: str) -> Any:
