@@ -138,6 +138,9 @@ _MASKS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "one row for all": lambda buffer, n: buffer[3:4, :n],
     "four dimensions": lambda buffer, n: buffer[None, None, :n, :n],
     "end": lambda buffer, n: buffer[-n:, -n:],
+    "bias": lambda buffer, n: (
+        (torch.arange(_MOST) / 7).expand(_MOST, _MOST).masked_fill(~buffer, -torch.inf)[:n, :n]
+    ),
     "numbers": lambda buffer, n: torch.zeros(n, n).masked_fill(~buffer[:n, :n], float("-inf")),
 }
 

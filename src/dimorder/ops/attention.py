@@ -13,7 +13,7 @@ from dimorder.graph.nodes import args_of, may_resize
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
-from dimorder.ops.masks import fully_masked_rows, hidden_by, truth_of_mask
+from dimorder.ops.masks import fully_masked_rows, hidden_by, split_mask
 from dimorder.ops.moves import transpose
 from dimorder.ops.operator import Implementation, Operator
 from dimorder.ops.relation import Dims, Relation, dims_of
@@ -66,8 +66,10 @@ def _in_matmuls(
     if is_causal:
         mask = torch.ones(shape_of(q)[-2], shape_of(k)[-2], dtype=torch.bool).tril()
     if isinstance(mask, torch.fx.Node) and dtype_of(mask) != torch.bool:
-        truth = truth_of_mask(n, mask)
-        mask = mask if truth is None else truth
+        parts = split_mask(n, mask)
+        if parts is not None:
+            mask, numbers = parts
+            scores = scores if numbers is None else n.write(aten.add.Tensor, scores, numbers)
     seen: Value = None  # factor of the weights, 0 in fully masked rows
     if isinstance(mask, torch.fx.Node) and dtype_of(mask) == torch.bool:
         lowest = torch.tensor(torch.finfo(dtype_of(q)).min, dtype=dtype_of(q))

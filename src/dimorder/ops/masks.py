@@ -253,16 +253,26 @@ def fully_masked_rows(mask: torch.Tensor) -> torch.Tensor:
     return hidden_by(mask).all(-1, keepdim=True)
 
 
-def truth_of_mask(n: Tracer, mask: Node) -> Value | None:
-    """Return the truth value by which a float mask is 0 and not -∞, or None for other masks."""
+def split_mask(n: Tracer, mask: Node) -> tuple[Value, Value | None] | None:
+    """Split a float mask into a truth value, false where the mask is -∞, and the numbers that it adds.
+
+    The numbers are None if they are 0. Returns None for a mask whose elements are not known to be -∞.
+    """
     constant = constant_of(n, mask)
     if constant is not None:
         hidden = hidden_by(constant)
-        return n.as_node(~hidden) if ((constant == 0) | hidden).all() else None
-    if mask.target is SLICE_CONSTANT or _is_move(mask):
+        added = constant.masked_fill(hidden, 0)
+        if not added.any():
+            return n.as_node(~hidden), None
+        return (n.as_node(~hidden), n.as_node(added)) if hidden.any() else None
+    if mask.target in (SLICE_CONSTANT, CAST) or _is_move(mask):
         source = args_of(mask)[0]
-        truth = truth_of_mask(n, source) if isinstance(source, Node) else None
-        return None if truth is None else _moved(n, mask, truth)
+        parts = split_mask(n, source) if isinstance(source, Node) and dtype_of(source) != torch.bool else None
+        if parts is None:
+            return None
+        truth, numbers = parts
+        truth = truth if mask.target is CAST else _moved(n, mask, truth)
+        return truth, None if numbers is None else _moved(n, mask, numbers)
     if mask.target not in _CHOICES:
         return None
     condition, *values = (args_of(mask)[i] for i in _CHOICES[mask.target])
@@ -271,10 +281,10 @@ def truth_of_mask(n: Tracer, mask: Node) -> Value | None:
         x is None or not (x == x.flatten()[0]).all() for x in known
     ):
         return None
-    numbers = [float(x.flatten()[0]) for x in known if x is not None]
-    if numbers == [0, -math.inf]:
-        return condition
-    return n.write(aten.logical_not.default, condition) if numbers == [-math.inf, 0] else None
+    choices = [float(x.flatten()[0]) for x in known if x is not None]
+    if choices == [0, -math.inf]:
+        return condition, None
+    return (n.write(aten.logical_not.default, condition), None) if choices == [-math.inf, 0] else None
 
 
 def _bounds(n: Tracer, free: Value, limit: float, is_matmul: bool) -> tuple[Value, Value | None]:
