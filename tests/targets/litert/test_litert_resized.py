@@ -41,3 +41,16 @@ def test_a_longer_input_is_right_after_a_shorter_one() -> None:
     for length in (10, 24, 3, 32):
         x = torch.randn(2, length, 32, generator=torch.Generator().manual_seed(length))
         torch.testing.assert_close(program([x])[0], net(x), rtol=1e-4, atol=1e-5)
+
+
+class FirstHalf(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : x.shape[1] // 2]
+
+
+def test_a_result_may_have_no_elements_at_some_sizes() -> None:
+    sizes = {0: Dim("B", min=1, max=4), 1: Dim("N", min=1, max=16)}
+    lowered = dimorder.lower(FirstHalf(), (torch.randn(2, 7, 5),), target="litert", dynamic_shapes=(sizes,))
+    for length in (1, 9):
+        x = torch.randn(3, length, 5)
+        assert torch.equal(lowered.run(x), x[:, : length // 2])

@@ -75,7 +75,7 @@ class LiteRtProgram:
         for index, tensor in zip(self._inputs, inputs, strict=True):
             self._interpreter.set_tensor(index, tensor.detach().cpu().contiguous().numpy())
         self._interpreter.invoke()
-        return [self._tensor(index) for index in self._outputs]
+        return [self._tensor(each) for each in self._interpreter.get_output_details()]
 
     def _resize(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Allocate the tensors for other sizes of the inputs, three times.
@@ -99,16 +99,13 @@ class LiteRtProgram:
     def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of these names as the last run left them."""
         details = self._interpreter.get_tensor_details()
-        return {
-            each["name"]: self._tensor(each["index"])
-            if np.all(each["shape"])
-            else torch.from_numpy(np.empty(each["shape"], each["dtype"]))  # LiteRT reads no empty one
-            for each in details
-            if each["name"] in names
-        }
+        return {each["name"]: self._tensor(each) for each in details if each["name"] in names}
 
-    def _tensor(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(self._interpreter.get_tensor(index)))  # a number has no dimensions
+    def _tensor(self, details: Mapping[str, Any]) -> torch.Tensor:
+        if not np.all(details["shape"]):  # LiteRT reads no tensor without elements
+            return torch.from_numpy(np.empty(details["shape"], details["dtype"]))
+        value = self._interpreter.get_tensor(details["index"])
+        return torch.from_numpy(np.asarray(value))  # a number has no dimensions
 
     def partitions(self) -> tuple[int, Counter[str]]:
         """Return how many parts delegates compute, and how often each operator runs outside of them."""
