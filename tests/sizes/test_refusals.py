@@ -41,6 +41,34 @@ def test_a_fraction_that_floats_round_is_no_size() -> None:
     assert "depends on a dynamic size in a way that we cannot express" in found and "fix the size" in fix
 
 
+class LastTwo(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, -2:]
+
+
+class Squeezed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes"),
+    [
+        (LastTwo(), "(3, 1, 5); torch.export says (3, 2, 5)"),
+        (Squeezed(), "(3, 5); torch.export says (3, 1, 5)"),
+    ],
+)
+def test_an_output_of_another_shape_at_a_size_of_one_is_told_with_both(
+    module: nn.Module, shapes: str
+) -> None:
+    dims = ({1: Dim("N", min=1, max=16)},)
+    assert refusal(module, torch.ones(3, 7, 5), dims, target="xnnpack") == [
+        "the physical program for xnnpack, at N = 1",
+        f"  found: output 0 has the shape {shapes}",
+        "  fix: let the ranges begin at 2 (min=2), or return the same dimensions and sizes there",
+    ]
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_size_that_the_network_fixes_is_named_with_its_place(step: int) -> None:
     class Fixed(nn.Module):

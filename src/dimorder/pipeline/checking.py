@@ -26,7 +26,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import as_function, own_module
-from dimorder.graph.nodes import EXPORTED, origin_of, tensors_in
+from dimorder.graph.nodes import EXPORTED, VALUE, origin_of, tensors_in
 from dimorder.ops.quantization import is_quantized
 from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Request, Source
@@ -253,7 +253,22 @@ class Checks:
 
 
 def _refuse(error: VerificationError, trial: Trial) -> NoReturn:
-    """Raise the error of a program whose selections are not followed, and say so if it selects anything."""
+    """Raise the error of a program whose selections are not followed, and say so if it selects anything.
+
+    Raises:
+        UnsupportedError: if torch.export says another shape of an output than the network returns. It says
+            those of sizes of at least 2.
+    """
+    nodes = {node.name: node for node in trial.exported.graph.nodes}
+    returned = [
+        nodes[name].meta[VALUE] for name in trial.exported.graph_signature.user_outputs if name in nodes
+    ]
+    exported = [value for value in returned if isinstance(value, torch.Tensor)]
+    for i, (said, own) in enumerate(zip(exported, trial.expected, strict=False)):
+        if said.shape != own.shape:
+            found = f"output {i} has the shape {tuple(own.shape)}; torch.export says {tuple(said.shape)}"
+            fix = "let the ranges begin at 2 (min=2), or return the same dimensions and sizes there"
+            raise UnsupportedError(error.where, found, fix) from error
     if not selects(trial.functional.module.graph):
         raise error
     fix = "return what it selects from: a rounding may exchange scores, or cross a step; else report it"
