@@ -12,6 +12,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
 from dimorder.verification.relative_error import relative_error
+from tests.quantization.rewriting import rewritten
 from tests.small_networks import Net
 
 NORMS = {
@@ -33,10 +34,7 @@ def perturbed(norm: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", NORMS)
 def test_rewritten_norms_compute_the_same(name: str) -> None:
     norm, x = perturbed(NORMS[name]), torch.randn(2, 8, 12, 10) + 0.5
-    module = torch.export.export(norm, (x,)).module(check_guards=False)
-    assert isinstance(module, torch.fx.GraphModule)
-    rewrite_norms(module)
-    module.recompile()
+    module = rewritten(norm, x, rewrite_norms)
     torch.testing.assert_close(module(x), norm(x))
 
 
@@ -68,10 +66,7 @@ class Cosines(nn.Module):
 def test_rewritten_cosines_compute_the_same(dim: int) -> None:
     net, x = Cosines(dim), torch.randn(3, 5, 12)
     x[1, 2:] = 0
-    module = torch.export.export(net, (x,)).module(check_guards=False)
-    assert isinstance(module, torch.fx.GraphModule)
-    rewrite_cosines(module)
-    module.recompile()
+    module = rewritten(net, x, rewrite_cosines)
     torch.testing.assert_close(module(x), net(x))
 
 
@@ -96,10 +91,7 @@ DEVIATIONS = {
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_rewritten_deviations_compute_the_same(name: str) -> None:
     net, x = Net(DEVIATIONS[name]), torch.randn(2, 8, 12, 10) + 0.5
-    module = torch.export.export(net, (x,)).module(check_guards=False)
-    assert isinstance(module, torch.fx.GraphModule)
-    rewrite_deviations(module)
-    module.recompile()
+    module = rewritten(net, x, rewrite_deviations)
     assert "std" not in module.code
     torch.testing.assert_close(module(x), net(x))
 

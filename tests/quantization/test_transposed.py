@@ -9,6 +9,7 @@ from torch import nn
 pytest.importorskip("torchao")
 
 from dimorder.quantization.transposed import widen_transposed
+from tests.quantization.rewriting import rewritten
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 7), (3, 7)], ids=["a batch", "no batch"])
@@ -17,9 +18,6 @@ def test_a_widened_convolution_computes_the_same(sizes: tuple[int, ...], groups:
     torch.manual_seed(1)
     net = nn.ConvTranspose1d(3, 6, 4, stride=2, padding=1, output_padding=1, groups=groups, dilation=2)
     x = torch.randn(sizes)
-    model = torch.export.export(net, (x,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    widen_transposed(model)
-    model.recompile()
+    model = rewritten(net, x, widen_transposed)
     assert "conv_transpose1d" not in model.code
     torch.testing.assert_close(model(x), net(x))

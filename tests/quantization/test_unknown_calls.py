@@ -22,6 +22,7 @@ from dimorder.quantization.unknown_calls import (
     split_average_pools,
     split_trilinear,
 )
+from tests.quantization.rewriting import rewritten
 from tests.small_networks import Net
 
 X = torch.randn(2, 3, 4, 5, 6, generator=torch.Generator().manual_seed(5))
@@ -71,10 +72,7 @@ def snr_db(net: nn.Module, examples: list[Tensor], target: str, recipe: str = "i
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
 def test_a_kept_log_softmax_computes_the_same(dtype: torch.dtype | None) -> None:
     net = Net(lambda m, x: F.log_softmax(x, -2, dtype=dtype))
-    model = torch.export.export(net, (X,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    keep_log_softmax(model)
-    model.recompile()
+    model = rewritten(net, X, keep_log_softmax)
     assert "log_softmax.int" not in model.code
     torch.testing.assert_close(model(X), net(X), rtol=0, atol=0)
 
@@ -100,10 +98,7 @@ def test_log_softmax_over_channels(target: str) -> None:
 @pytest.mark.parametrize(("dims", "keepdim"), [([1], False), ([-1], True), ([-1, 2], False)])
 def test_a_logsumexp(dims: list[int], keepdim: bool) -> None:
     net = Net(lambda m, x: 3 * torch.logsumexp(2 * x, dims, keepdim))
-    model = torch.export.export(net, (X,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    rewrite_logsumexp(model)
-    model.recompile()
+    model = rewritten(net, X, rewrite_logsumexp)
     assert "logsumexp" not in model.code
     torch.testing.assert_close(model(X), net(X))
     assert snr_db(net, [X, 0.7 * X, X.flip(2)], "tosa") > 35
@@ -112,10 +107,7 @@ def test_a_logsumexp(dims: list[int], keepdim: bool) -> None:
 @pytest.mark.parametrize("name", RESIZES)
 def test_a_split_resize_computes_the_same(name: str) -> None:
     net = Net(lambda m, x: RESIZES[name](x))
-    model = torch.export.export(net, (X,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    split_trilinear(model)
-    model.recompile()
+    model = rewritten(net, X, split_trilinear)
     assert "trilinear" not in model.code
     torch.testing.assert_close(model(X), net(X))
 
@@ -123,10 +115,7 @@ def test_a_split_resize_computes_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", POOLS)
 def test_a_split_pool_computes_the_same(name: str) -> None:
     net = Net(lambda m, x: POOLS[name](x))
-    model = torch.export.export(net, (X,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    split_average_pools(model)
-    model.recompile()
+    model = rewritten(net, X, split_average_pools)
     assert ("pool3d" in model.code) == (name in ("to unequal windows", "by a divisor"))
     torch.testing.assert_close(model(X), net(X))
 
@@ -151,10 +140,7 @@ def test_local_response_norm_in_integers() -> None:
 def test_a_resize_by_matrices(name: str) -> None:
     torch.manual_seed(2)
     net = Net(lambda m, x: BY_MATRICES[name](m.conv(x)), conv=nn.Conv2d(3, 8, 1)).eval()
-    model = torch.export.export(net, (PICTURE,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    resize_by_matrices(model)
-    model.recompile()
+    model = rewritten(net, PICTURE, resize_by_matrices)
     assert "upsample" not in model.code
     torch.testing.assert_close(model(PICTURE), net(PICTURE))
     assert snr_db(net, [PICTURE, 0.7 * PICTURE, PICTURE.flip(2)], "tosa") > 30
@@ -171,10 +157,7 @@ def test_an_antialiased_resize_to_one_column_that_pytorch_has_wrong_stays(
     size: tuple[int, int], stays: bool
 ) -> None:
     net = Net(lambda m, x: F.interpolate(x, size, mode="bilinear", antialias=True))
-    model = torch.export.export(net, (PICTURE,)).module(check_guards=False)
-    assert isinstance(model, torch.fx.GraphModule)
-    resize_by_matrices(model)
-    model.recompile()
+    model = rewritten(net, PICTURE, resize_by_matrices)
     assert ("upsample" in model.code) == stays
     torch.testing.assert_close(model(PICTURE), net(PICTURE))
 
