@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any
@@ -276,6 +277,19 @@ def replace_node(node: Node, other: Node) -> None:
     """Let all readers of a node read another one, and erase the node."""
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
+
+
+@contextmanager
+def shown_as(graph: Graph, others: Mapping[Any, Any]) -> Iterator[None]:
+    """Show calls of operators as calls of others, with the same arguments."""
+    calls = {node: node.target for node in graph.nodes if node.target in others}
+    for node, target in calls.items():
+        node.target = others[target]
+    try:
+        yield
+    finally:
+        for node, target in calls.items():
+            node.target = target
 
 
 def replace_named(node: Node, other: Node) -> None:

@@ -130,7 +130,7 @@ class _Fuser:
     def computes_with_floats(self, node: Node) -> bool:
         if _is_float(node):
             return True
-        is_truth = _has_dtype(node, torch.bool)  # not an integer, which no table gives
+        is_truth = _dtype(node) == torch.bool  # not an integer, which no table gives
         read = any(_is_float(value) or (is_truth and value in self.found) for value in node.all_input_nodes)
         return read and isinstance(self._rule(node), WideKernel)
 
@@ -258,7 +258,10 @@ class _Fuser:
             return None
         if torch.int16 in (before.type.dtype, _type_of(dequantize).dtype):
             return None
-        levels = rounded_levels(integers, before.numbers)
+        given = bound(integers.target, integers.args, integers.kwargs)
+        levels = rounded_levels(before.numbers, _type_of(integers)).clamp(
+            given["quant_min"], given["quant_max"]
+        )
         numbers = dequantized_numbers(_type_of(dequantize), levels)
         return replace(before, how=How.FUNCTION, function=numbers)
 
@@ -327,14 +330,14 @@ def _island(reason: str) -> Annotation:
     return Annotation(How.ISLAND, reason=reason)
 
 
+def _dtype(node: Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, Tensor) else None
+
+
 def _is_float(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _has_dtype(node: Node, dtype: torch.dtype) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype == dtype
+    dtype = _dtype(node)
+    return dtype is not None and dtype.is_floating_point
 
 
 def _type_of(node: Node) -> IntegerType:

@@ -64,12 +64,14 @@ def levels_of(numbers: Tensor, of: IntegerType) -> Tensor:
     return numbers / (in_float32(of.scale) or 1.0) + of.zero_point
 
 
-def rounded_levels(quantize: Node, numbers: Tensor) -> Tensor:
-    """Return the integers to which a call quantizes numbers. NaN becomes the integer of 0."""
-    given = bound(quantize.target, quantize.args, quantize.kwargs)
-    numbers = torch.where(numbers.isnan(), 0.0, numbers)
-    levels: Tensor = (numbers / (in_float32(given["scale"]) or 1.0)).round() + given["zero_point"]
-    return levels.clamp(given["quant_min"], given["quant_max"])
+def rounded_levels(numbers: Tensor, of: IntegerType) -> Tensor:
+    """Return the integers of a type that stand for the nearest numbers. NaN becomes the integer of 0.
+
+    >>> rounded_levels(torch.tensor([0.3, 99.0, torch.nan]), IntegerType(torch.int8, 0.5, 3))
+    tensor([  4., 127.,   3.])
+    """
+    real = numbers / in_float32(of.scale)
+    return torch.where(real.isnan(), 0.0, real).round().add(of.zero_point).clamp(of.low, of.high)
 
 
 def slope_of(numbers: Tensor) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import bound, replace_node, tensor_of
+from dimorder.graph.nodes import bound, replace_node, shown_as, tensor_of
 from dimorder.graph.prediction import computed_before
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
@@ -48,13 +48,8 @@ class UnknownCalls(WrappedQuantizer):
         return super().transform_for_annotation(model)
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        unknown = {node: node.target for node in model.graph.nodes if node.target in _ANNOTATED_AS}
-        for node in unknown:
-            node.target = _ANNOTATED_AS[node.target]
-        annotated = super().annotate(model)
-        for node, target in unknown.items():
-            node.target = target
-        return annotated
+        with shown_as(model.graph, _ANNOTATED_AS):
+            return super().annotate(model)
 
 
 def rewrite_logsumexp(model: GraphModule) -> None:
@@ -198,16 +193,10 @@ def resize_by_matrices(model: GraphModule) -> None:
             if is_antialiased and new_sizes[1] == 1 and sizes[0] != new_sizes[0]:
                 continue
             for place, name in ((1, "columns"), (0, "rows")):
+                size, scales = ([1, new_sizes[place]], None) if not factors else (None, [1.0, factors[place]])
                 ones = torch.eye(sizes[place]).reshape(1, sizes[place], 1, sizes[place])
-                along = (
-                    (None, aligned, [1.0, factors[place]])
-                    if factors
-                    else ([1, new_sizes[place]], aligned, None)
-                )
-                weight = (
-                    target(ones, *along).reshape(sizes[place], -1).t().contiguous().to(tensor_of(x).dtype)
-                )
-                matrix = insert_constant(model, name, weight, node)
+                weight = target(ones, size, aligned, scales).reshape(sizes[place], -1).t().contiguous()
+                matrix = insert_constant(model, name, weight.to(tensor_of(x).dtype), node)
                 x = computed_before(node, aten.linear.default, x, matrix)
                 x = computed_before(node, aten.transpose.int, x, 2, 3)
             replace_node(node, x)

@@ -8,8 +8,6 @@ XNNPACKQuantizer leaves it to a pattern of both, which has no dynamic form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +17,12 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
 )
 from torch.fx import GraphModule
 
+from dimorder.graph.nodes import shown_as
+
 aten = torch.ops.aten
+
+# ReLUs → an operator that no pattern has.
+_NOT_AS_RELU = dict.fromkeys((aten.relu.default, aten.relu_.default), aten.tanh.default)
 
 
 class PatternQuantizer(XNNPACKQuantizer):  # type: ignore[misc]
@@ -27,11 +30,11 @@ class PatternQuantizer(XNNPACKQuantizer):  # type: ignore[misc]
 
     def annotate(self, model: GraphModule) -> GraphModule:
         is_dynamic = self.global_config is not None and self.global_config.input_activation.is_dynamic
-        with _without_relus(model) if is_dynamic else nullcontext():
+        with shown_as(model.graph, _NOT_AS_RELU if is_dynamic else {}):
             return self._annotated(model)
 
     def _annotated(self, model: GraphModule) -> GraphModule:
-        norms = model.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default)
+        norms = model.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
         read = {norm.args[0].target for norm in norms}
         patterns: list[Any] = XNNPACKQuantizer.SUPPORTED_PATTERNS
         self.SUPPORTED_PATTERNS = [
@@ -39,23 +42,6 @@ class PatternQuantizer(XNNPACKQuantizer):  # type: ignore[misc]
         ]
         annotated: GraphModule = super().annotate(model)
         return annotated
-
-
-@contextmanager
-def _without_relus(model: GraphModule) -> Iterator[None]:
-    """Show each ReLU as an operator that no pattern has."""
-    relus = [
-        (node, target)
-        for target in (aten.relu.default, aten.relu_.default)
-        for node in model.graph.find_nodes(op="call_function", target=target)
-    ]
-    for node, _ in relus:
-        node.target = aten.tanh.default
-    try:
-        yield
-    finally:
-        for node, target in relus:
-            node.target = target
 
 
 def pattern_quantizer(*, is_per_channel: bool = True, is_dynamic: bool = False) -> PatternQuantizer:

@@ -34,8 +34,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
     """Builds one TOSA 1.0 graph; `finish` returns its bytes. Operators that no output needs are omitted.
 
     `hint` is the beginning of the next tensors' names. `annotation` says what the call that is written is
-    in a quantised program. `max_stride` is the largest stride of a
-    convolution that is padded or depthwise.
+    in a quantised program. `max_stride` is the largest stride of a convolution that is padded or depthwise.
     """
 
     MAX_RANK = MAX_RANK

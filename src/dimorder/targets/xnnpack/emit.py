@@ -202,9 +202,8 @@ def _stem(node: Node) -> str:
 
 def _no_kernel(plan: Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
     described = [f"{node.target} ({where(node)})" for node in nodes]
-    sites = {
-        origin_of(node).get("site", node) for node in nodes
-    }  # one operator may be written as several calls
+    # Several calls may write one operator.
+    sites = {origin_of(node).get("site", node) for node in nodes}
     called = [node for node in plan.called if origin_of(node).get("site", node) in sites]
     reasons = {reason for node in called if not is_getitem(node) and (reason := reason_outside(node, plan))}
     return UnsupportedError(

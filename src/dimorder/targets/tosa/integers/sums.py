@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized import IntegerType, in_float32, level_bounds
-from dimorder.physical.integer_functions import slope_of
+from dimorder.physical.integer_functions import rounded_levels, slope_of
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import (
     Interpolated,
@@ -56,8 +56,7 @@ def quantize(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
     scale = in_float32(to.scale)
     if isinstance(x, Lookup):
         real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
-        levels = real.round().add(to.zero_point).clamp(to.low, to.high)
-        y = look_up(w, x.integers, levels, x.of, slope_of(real), to)
+        y = look_up(w, x.integers, rounded_levels(x.numbers, to), x.of, slope_of(real), to)
         held = real.clamp(to.low - to.zero_point, to.high - to.zero_point) * scale
         return quantize(w, in_16_bits(w, replace(x, numbers=held)), to) if y is None else y
     shortcut = w.shortcuts.get(x.integers.tensor)
