@@ -13,7 +13,7 @@ from dimorder.graph.exported import graph_with_tensors
 from dimorder.graph.nodes import args_of
 from dimorder.graph.quantized import QUANTIZE
 from dimorder.verification.numerics import Float64Run
-from dimorder.verification.quantized_values import _QuantizedRun, rounding_errors
+from dimorder.verification.quantized_values import DRAWS, _QuantizedRun, rounding_errors
 
 
 def test_each_element_has_a_margin_of_its_own() -> None:
@@ -29,7 +29,7 @@ def test_each_element_has_a_margin_of_its_own() -> None:
     program = torch.export.export(quantized.module, (x,))
     run = _QuantizedRun(graph_with_tensors(program))
     run.run(x)
-    margins = rounding_errors(program, (x,), run.quantized, noisy=True).read
+    margins = rounding_errors(program, (x,), run.quantized, draws=DRAWS[1]).read
     norm = next(n for n in program.graph.nodes if "relu" in str(n.target))
     (quantize,) = norm.users
     margin = margins[quantize.name]

@@ -84,6 +84,15 @@ MOVERS: Mapping[Any, Elements] = MappingProxyType(
         ),
     }
 )
+# The operators whose result jumps where an operand passes a number.
+_JUMPS = frozenset(
+    (
+        *(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isclose, aten.bucketize),
+        *(aten.floor, aten.ceil, aten.trunc, aten.round, aten.frac, aten.remainder, aten.fmod),
+        *(aten.floor_divide, aten.sign, aten.sgn, aten.signbit, aten.heaviside),
+        *(aten.threshold, aten.hardshrink),
+    )
+)
 _NAMES = frozenset((*(overload._opname for overload in MOVERS), "__getitem__"))
 _NAMES_OF_COPIES = frozenset(overload._opname for overload in _COPIES)
 
@@ -106,6 +115,26 @@ def function_copies(function: Any) -> bool:
     [True, True, False]
     """
     return _name_of(function) in _NAMES_OF_COPIES
+
+
+def jumps(operator: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the result of an operator jumps where an operand passes a number.
+
+    Args:
+        operator: the operator.
+        arguments: its keyword arguments.
+
+    >>> [jumps(f, {}) for f in (aten.gt.Scalar, aten.floor.default, aten.relu.default)]
+    [True, True, False]
+    >>> jumps(aten._to_copy.default, {"dtype": torch.int32})
+    True
+    >>> jumps(aten.div.Scalar_mode, {"rounding_mode": "floor"})
+    True
+    """
+    dtype = arguments.get("dtype")
+    to_integers = isinstance(dtype, torch.dtype) and not dtype.is_floating_point
+    rounded = arguments.get("rounding_mode") is not None
+    return to_integers or rounded or getattr(operator, "overloadpacket", None) in _JUMPS
 
 
 def _name_of(function: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node, map_arg
 
-from dimorder.graph.elements import moves
+from dimorder.graph.elements import jumps, moves
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import IntegerType, Scaled, in_float32
 
@@ -20,12 +20,6 @@ aten = torch.ops.aten
 NEAR = MappingProxyType({torch.int8: 1e-5, torch.uint8: 1e-5, torch.int16: 4e-3})
 # Of elements, by the place in their shape.
 _KEEPS_SEQUENCE = (aten.view.default, aten.clone.default, aten._to_copy.default)
-# A number may be just at a step of their results.
-_STEPS = (
-    *(aten.floor.default, aten.ceil.default, aten.trunc.default, aten.round.default, aten.round.decimals),
-    *(aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor),
-    *(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.floor_divide.Scalar),
-)
 
 
 def dequantized_numbers(of: IntegerType, levels: Tensor | None = None) -> Tensor:
@@ -48,7 +42,7 @@ def computed(node: Node, numbers: Mapping[Node, Tensor], constants: Mapping[Node
     for value, constant in constants.items():
         real = constant.in_float64 if isinstance(constant, Scaled) else _wide(constant)
         held[value] = real.reshape(())
-    if node.meta["val"].dtype == torch.bool or node.target in _STEPS:
+    if node.meta["val"].dtype == torch.bool or jumps(node.target, node.kwargs):
         held = {value: each.float() if each.is_floating_point() else each for value, each in held.items()}
     args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
     results: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -22,7 +22,7 @@ from torch.nn import Module
 from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
-from dimorder.graph.elements import Elements
+from dimorder.graph.elements import Elements, jumps
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import bound, origin_of
 from dimorder.graph.pairs import real_views
@@ -224,7 +224,8 @@ class Float64Run(GraphRun):
             return _gathered(super().call, target, args, kwargs)
         if effect is not Elements.RELABELS:
             # a relabelled input is still quantised in float32, as in every kernel
-            args, kwargs = pytree.tree_map(_wide, (args, kwargs))
+            held = _narrow if jumps(target, kwargs) else _wide
+            args, kwargs = pytree.tree_map(held, (args, kwargs))
         return super().call(target, args, kwargs)
 
     def _dynamic(self, x: Tensor, *tokens: Any) -> Tensor:
@@ -352,6 +353,12 @@ def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _narrow(value: Any) -> Any:
+    """Return numbers in float32, which decide on which side of a step they are."""
+    value = _wide(value)
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _gathered(call: Callable[..., Any], target: Any, args: Any, kwargs: Any) -> Any:

@@ -32,7 +32,9 @@ from dimorder.verification.numerics import Float64Run, NoisyRun
 from dimorder.verification.reference import HALF_FACTOR
 from dimorder.verification.relative_error import error_in_float64
 
-_DRAWS = 4  # of noise
+# How many draws of noise explain what a comparison finds: first none. An element at a step takes one side of
+# it in each draw, so few draws may miss the other one.
+DRAWS = (0, 4, 20)
 _MOST_OF_BIAS = 0.05  # quanta that the rounding of a bias may explain
 
 
@@ -69,7 +71,7 @@ def record_quantized(
     inputs: Sequence[Tensor],
     captured: GraphModule,
     state: Mapping[str, Tensor] = MappingProxyType({}),
-    noisy: bool = False,
+    draws: int = 0,
 ) -> QuantizedValues:
     """Return what an exported program quantizes.
 
@@ -78,7 +80,7 @@ def record_quantized(
         inputs: its inputs.
         captured: its normal form.
         state: its buffers' values before the call.
-        noisy: whether margins tell how far roundings of float32 move what is quantized.
+        draws: how many draws of noise tell how far roundings of float32 move what is quantized.
     """
     if not state_of(exported) and not is_dynamic(captured):  # torch names the calls anew that it decomposes
         exported = run_passes(EXPORTED_PASSES, exported)
@@ -89,7 +91,7 @@ def record_quantized(
         after = {name: run.module.get_buffer(name) for name in state}
     errors = RoundingErrors()
     if not is_dynamic(captured):  # the outputs of such a program are compared instead
-        errors = rounding_errors(exported, inputs, run.quantized, state, noisy=noisy)
+        errors = rounding_errors(exported, inputs, run.quantized, state, draws=draws)
     values, margins = dict[str, Tensor](), bias_margins(captured)
     for node in captured.graph.nodes:
         origin = node.meta.get(EXPORTED)
@@ -135,7 +137,7 @@ def rounding_errors(
     integers: Mapping[str, Tensor],
     state: Mapping[str, Tensor] = MappingProxyType({}),
     half_sums: bool = False,
-    noisy: bool = False,
+    draws: int = 0,
 ) -> RoundingErrors:
     """Return how far half precision, or noise, may move the values of a program; else nothing does.
 
@@ -147,23 +149,23 @@ def rounding_errors(
         integers: what its quantize nodes give, by their names.
         state: its buffers' values before the call, if they are not those of the program.
         half_sums: whether sums may be kept in float16.
-        noisy: whether each float is moved by as much as float32 rounds a long sum. Each element then has an
+        draws: how often each float is moved by as much as float32 rounds a long sum. Each element then has an
             error of its own: one channel may amplify what others do not.
     """
-    if not (noisy or any(map(is_half, program.graph.nodes))):
+    if not (draws or any(map(is_half, program.graph.nodes))):
         return RoundingErrors()
     wide = _WideRun(_with_state(program, state), integers)
     exact = wide.tensors(*inputs)
     read, outputs = dict[str, Tensor](), [0.0] * len(exact)
     modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
-    for mode, seed in itertools.product(modes, range(_DRAWS if noisy else 1)):
+    for mode, seed in itertools.product(modes, range(draws or 1)):
         own = _with_state(program, state)
-        narrow = _NoisyQuantizedRun(own, integers, seed) if noisy else _QuantizedRun(own, integers)
+        narrow = _NoisyQuantizedRun(own, integers, seed) if draws else _QuantizedRun(own, integers)
         with mode:
             found = narrow.tensors(*inputs)
         for name, value in narrow.read.items():
             off = (value.double() - wide.read[name].double()).abs().nan_to_num(0.0, 0.0)
-            margin = HALF_FACTOR * (off if noisy else off.max())
+            margin = HALF_FACTOR * (off if draws else off.max())
             read[name] = torch.maximum(read[name], margin) if name in read else margin
         for i, (value, wanted) in enumerate(zip(found, exact, strict=True)):
             if value.is_floating_point():  # also float32 that is computed from half precision

@@ -18,7 +18,7 @@ if each value moves by up to half of the network's own step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,7 +44,7 @@ from dimorder.verification.differences import Differences
 from dimorder.verification.exact_outputs import exact_outputs, require_exact
 from dimorder.verification.network_calls import Inputs, Run
 from dimorder.verification.numerics import Float64Run, LogicalIntegersRun
-from dimorder.verification.quantized_values import record_quantized, rounding_errors
+from dimorder.verification.quantized_values import DRAWS, record_quantized, rounding_errors
 from dimorder.verification.reference import FACTOR, HALF_FACTOR, MOST, Outputs, verify
 from dimorder.verification.relative_error import (
     TOLERANCE,
@@ -92,19 +92,19 @@ class QuantizedTrial(Trial):
             model, program, contract, repeats=repeats, calls=[each.examples for each in programs]
         )
         self.programs = programs[: self.calls] or [program] * self.calls
-        try:
-            self._normal_form().require_few("the normal form of a quantised network")
-        except VerificationError:  # the network may make much of a rounding, as a saturated softmax does
-            self._normal_form(noisy=True).require_few("the normal form of a quantised network")
+        # The network may make much of a rounding, as a saturated softmax does.
+        _with_few_draws(
+            lambda draws: self._normal_form(draws).require_few("the normal form of a quantised network")
+        )
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
-    def _normal_form(self, noisy: bool = False) -> Differences:
+    def _normal_form(self, draws: int) -> Differences:
         """Compare what the calls of the normal form quantise with what those of the network do."""
         calls = self.programs, self._each_call(self.inputs), self._each_call(self.network_inputs)
         state = {each.name: each.initial for each in self.programs[0].state}
         differences = list[Differences]()
         for each, inputs, given in zip(*calls, strict=True):
-            wanted = record_quantized(each.exported, given, each.module, state, noisy)
+            wanted = record_quantized(each.exported, given, each.module, state, draws)
             own = Float64Run(each.module, wanted.values, margins=wanted.margins)
             own.run(*state.values(), *inputs)
             differences, state = [*differences, *own.differences.values()], dict(wanted.state)
@@ -239,10 +239,18 @@ def require_meant(
     """
     if is_dynamic(physical.graph_module):
         return
-    try:
-        _require_meant(physical, inputs, results, integers, runtime, noisy=False)
-    except VerificationError:  # a norm of values that are nearly equal amplifies what float32 rounds
-        _require_meant(physical, inputs, results, integers, runtime, noisy=True)
+    # A norm of values that are nearly equal amplifies what float32 rounds.
+    _with_few_draws(lambda draws: _require_meant(physical, inputs, results, integers, runtime, draws))
+
+
+def _with_few_draws(compare: Callable[[int], None]) -> None:
+    """Compare with the fewest draws of noise that explain what is found."""
+    for draws in DRAWS:
+        try:
+            return compare(draws)
+        except VerificationError:
+            if draws == DRAWS[-1]:
+                raise
 
 
 def _require_meant(
@@ -251,11 +259,11 @@ def _require_meant(
     results: Sequence[torch.Tensor],
     integers: Mapping[Node, torch.Tensor],
     runtime: str,
-    noisy: bool,
+    draws: int,
 ) -> None:
     nodes = {node.name: node for node in integers}
     forced = {name: integers[node] for name, node in nodes.items()}
-    errors = rounding_errors(physical, inputs, forced, half_sums=True, noisy=noisy)
+    errors = rounding_errors(physical, inputs, forced, half_sums=True, draws=draws)
     program = Float64Run(graph_with_tensors(physical), forced, margins=errors.read)
     wanted = program.tensors(*inputs)
     for each, differences in program.differences.items():
@@ -267,7 +275,7 @@ def _require_meant(
         [got for got, *_ in real],
         [w.to(got.dtype) for got, w, _ in real],
         what=f"what was written for {runtime}",
-        tolerance=[max(TOLERANCE, min(each, MOST) if noisy else each) for *_, each in real],
+        tolerance=[max(TOLERANCE, min(each, MOST) if draws else each) for *_, each in real],
     )
 
 
