@@ -54,6 +54,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], set[str]]] = {
         (MANY, MANY[300:600].flip(0), torch.arange(300) * 3 % 1031),
         {"SCATTER"},
     ),
+    "the largest": (lambda m, x: (x * 2).topk(3, 1)[0], (X,), {"GATHER", "REDUCE_SUM"}),
+    "a sorted dimension": (lambda m, x: (x * 2).sort(-1)[0], (X,), {"GATHER", "REDUCE_SUM"}),
+    "rows of the largest scores": (
+        lambda m, x: torch.relu(x).gather(1, x.amax(-1, keepdim=True).topk(2, 1)[1].expand(3, 2, 7)),
+        (X,),
+        {"GATHER", "REDUCE_SUM", "REDUCE_MAX"},
+    ),
     "a row written twice": (lambda m, x, v, i: aten.index_put(x, [i, i], v), (X, V, TWICE), {"REDUCE_MAX"}),
 }
 # Networks whose integers are written by hand.

@@ -52,8 +52,8 @@ def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: b
         is_before = torch.logical_or(is_before, _is_nan_alone(more, less))
         is_equal = torch.logical_or(is_equal, torch.logical_and(torch.isnan(less), torch.isnan(more)))
     is_earlier = torch.logical_and(is_equal, places < places.unsqueeze(-1))
-    ranks = torch.logical_or(is_before, is_earlier).to(torch.float32).sum(-1, keepdim=True)
-    found = torch.where(ranks == places, places.unsqueeze(-1).to(torch.float32), 0.0).sum(-2).to(torch.int64)
+    ranks = torch.logical_or(is_before, is_earlier).to(torch.int64).sum(-1, keepdim=True)
+    found = torch.where(ranks == places, places.unsqueeze(-1), 0).sum(-2)
     return torch.gather(y, -1, found).transpose(dim, -1), found.transpose(dim, -1)
 
 
