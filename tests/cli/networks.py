@@ -14,9 +14,9 @@ from torch import Tensor, nn
 class Tiny(nn.Module):
     """One convolution, one mean, one dense layer."""
 
-    def __init__(self, width: int = 6) -> None:
+    def __init__(self, width: int = 6, padding: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, width, 3, padding=1)
+        self.conv = nn.Conv2d(3, width, 3, padding=padding)
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(width, 5)
 

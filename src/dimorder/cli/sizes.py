@@ -85,11 +85,15 @@ def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> d
 
 
 def example_sizes(known: Mapping[str, Symbol]) -> dict[str, int]:
-    """Return a size of each letter to export with, but not the least: torch would fix a size of 1 forever."""
+    """Return twice the least size of each letter, to export with: torch would fix a size of 1 inside forever.
+
+    >>> example_sizes({"N": parse_range("N=1..16"), "H": parse_range("H=7..9"), "W": parse_range("W=8..64:8")})
+    {'N': 2, 'H': 9, 'W': 16}
+    """
     sizes = {}
     for symbol in known.values():
         assert symbol.maximum is not None
-        sizes[symbol.name] = min(symbol.maximum, max(symbol.minimum, 2 * symbol.step))
+        sizes[symbol.name] = min(symbol.maximum, 2 * max(symbol.minimum, symbol.step))
     return sizes
 
 
