@@ -25,6 +25,15 @@ def require_sound_archive(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"damaged: {damaged}")
 
 
+def other_writer(path: str | os.PathLike[str]) -> str | None:
+    """Return the function of torch that wrote an archive, if it has no exported program; else None."""
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+    if "data.pkl" in names:
+        return "torch.jit.save" if "constants.pkl" in names else "torch.save"
+    return None
+
+
 def write_whole(
     path: str | os.PathLike[str], data: bytes, companions: Mapping[str, bytes] | None = None
 ) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 
 import pytest
@@ -34,6 +35,34 @@ def test_a_pt2_needs_no_input_and_may_repeat_it(pt2, capfd):
 def test_a_pt2_refuses_other_inputs_and_arguments(pt2, capfd):
     assert "exported for 2x3x5x7:float32" in refused(capfd, ["plan", pt2, "--input", "1x3x5x7"], 2)
     assert "leave them out" in refused(capfd, ["plan", pt2, "--arg", "width=3"], 2)
+
+
+def test_a_pt2_has_no_inputs_by_name(pt2, capfd):
+    text = refused(capfd, ["plan", pt2, "--input", "x=2x3x5x7"], 2)
+    assert "an input by name" in text and "fix: leave --input out" in text
+
+
+@pytest.mark.parametrize("writer", ["torch.save", "torch.jit.save"])
+def test_an_archive_of_another_function_of_torch_is_named(writer, capfd, tmp_path):
+    file = tmp_path / "weights.pt2"
+    if writer == "torch.save":
+        torch.save(tiny().state_dict(), file)
+    else:
+        torch.jit.save(torch.jit.trace(tiny(), torch.randn(SHAPE)), file)
+    text = refused(capfd, ["plan", file], 2)
+    assert f"{writer} wrote it, and it holds no exported program" in text
+    assert "torch.export.save(torch.export.export(network, inputs), file)" in text
+    assert f"{writer} wrote it" in refused(capfd, ["run", file], 1)
+
+
+def test_a_module_of_wrong_syntax_is_told_with_its_line(capfd, tmp_path, monkeypatch):
+    (tmp_path / "wrong_syntax.py").write_text("x = 1\ny = = 2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = refused(capfd, ["plan", "wrong_syntax:Net", *INPUT], 1)
+    assert (
+        "found: importing wrong_syntax raised SyntaxError: invalid syntax (wrong_syntax.py, line 2)\n" in text
+    )
 
 
 def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):

@@ -88,6 +88,12 @@ def test_of_equal_values_the_first_ones_are_told():
     assert found["not_finite"] == 2 and found["maximum"] == 3
 
 
+def test_complex_numbers_are_told_by_their_magnitudes():
+    found = tensors.statistics(torch.tensor([[3 + 4j, -12j], [1 + 0j, complex("nan")]]))
+    assert found["largest"][0] == {"place": [0, 1], "value": 12.0}
+    assert (found["minimum"], found["maximum"], found["mean"], found["not_finite"]) == (1.0, 12.0, 6.0, 1)
+
+
 def test_run_normalises_an_image_that_lies_channels_last(two, tmp_path, capfd):
     pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
     Image.fromarray(pixels).save(tmp_path / "image.png")
@@ -136,7 +142,7 @@ def arrays(tmp_path_factory, made):
         (
             "run x.npy --input x.npy",
             1,
-            "4)\n  fix: give a .pte, or a .tflite, .tosa or .pt2 that dimorder wrote",
+            "4)\n  fix: give a .pte; dimorder.load and dimorder run also take a .tflite, .tosa or .pt2 of",
         ),
         ("run net.pte", 2, "0 for 1 inputs"),
         ("run net.pte --input x.npy --input x.npy", 2, "2 for 1 inputs"),

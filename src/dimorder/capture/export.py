@@ -25,7 +25,7 @@ from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.files import require_sound_archive
+from dimorder.files import other_writer, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
@@ -55,7 +55,7 @@ def export(
         try:
             model = load_exported(model)
         except Exception as error:
-            found, fix = f"not a readable exported program: {error}", "save it again with torch.export.save"
+            found, fix = f"not a readable exported program: {error}", SAVE_AGAIN
             if not Path(str(model)).is_file():
                 found = "a folder" if Path(str(model)).is_dir() else "no such file"
                 fix = "give the path of a .pt2 file, without ~ or variables"
@@ -88,15 +88,19 @@ def export(
     return prepare_branches(known)
 
 
+SAVE_AGAIN = "export the network again: torch.export.save(torch.export.export(network, inputs), file)"
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
 
 
 def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:
     """Return the program in a `.pt2` file, as torch.export.load does.
 
-    Raises `ValueError` if the archive is damaged, which torch does not notice. torch may raise anything else.
+    Raises `ValueError` if the archive is damaged, which torch does not notice, or has no exported program.
+    torch may raise anything else.
     """
     require_sound_archive(path)
+    if writer := other_writer(path):
+        raise ValueError(f"{writer} wrote it, and it holds no exported program")
     return torch.export.load(str(path), extra_files=extra_files)
 
 

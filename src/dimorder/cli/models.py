@@ -235,7 +235,7 @@ def _load_exported(path: str) -> ExportedProgram:
     if not Path(path).is_file():
         found = "a folder" if Path(path).is_dir() else "no such file"
         raise UsageError(f"MODEL {path}", found, "give a .pt2 file, or package.module:factory")
-    from dimorder.capture.export import load_exported
+    from dimorder.capture.export import SAVE_AGAIN, load_exported
 
     try:
         return load_exported(path)
@@ -243,7 +243,7 @@ def _load_exported(path: str) -> ExportedProgram:
         raise UsageError(
             f"MODEL {path}",
             f"not a readable exported program: {_one_line(error)}",
-            "save it with torch.export.save",
+            SAVE_AGAIN,
         ) from error
 
 
@@ -255,6 +255,10 @@ def _check_exported_inputs(program: ExportedProgram, options: Sequence[InputOpti
     leaves = pytree.tree_leaves(program.example_inputs)
     own = [(tuple(x.shape), str(x.dtype)) for x in leaves if isinstance(x, torch.Tensor)]
     given = [(option.shape, f"torch.{option.dtype}") for option in options]
+    named = next((option for option in options if option.name), None)
+    if named is not None:
+        found = "an input by name, where a .pt2 has its own inputs"
+        raise UsageError(f"--input {named}", found, "leave --input out")
     if given and given != own:
         shapes = ", ".join(f"{shape_text(shape, 'x')}:{dtype[6:]}" for shape, dtype in own)
         raise UsageError(
@@ -357,7 +361,7 @@ def _failed(
     error: BaseException,
     fix: str = "fix it, or see the whole traceback with --debug",
 ) -> DimorderError:
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return DimorderError(f"MODEL {spec}", f"{doing} raised {_one_line(error)}{at}", fix)
 

@@ -85,10 +85,10 @@ def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> d
 
 
 def example_sizes(known: Mapping[str, Symbol]) -> dict[str, int]:
-    """Return twice the least size of each letter, to export with: torch would fix a size of 1 inside forever.
+    """Return twice the least size of each letter, to export with: torch fixes a size that is 1 anywhere.
 
-    >>> example_sizes({"N": parse_range("N=1..16"), "H": parse_range("H=7..9"), "W": parse_range("W=8..64:8")})
-    {'N': 2, 'H': 9, 'W': 16}
+    >>> example_sizes({"N": parse_range("N=1..16"), "H": parse_range("H=7..9"), "W": parse_range("W=3..64")})
+    {'N': 2, 'H': 9, 'W': 6}
     """
     sizes = {}
     for symbol in known.values():

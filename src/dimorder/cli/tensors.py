@@ -63,10 +63,13 @@ def check_output_name(path: str, contract: Contract | None = None) -> None:
 def statistics(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the range, the mean, and the largest finite values of an output with their places.
 
+    Those of complex numbers are of their magnitudes.
+
     >>> statistics(torch.tensor([[0.5, 2.0, -1.0]]))["largest"][0]
     {'place': [0, 1], 'value': 2.0}
     """
-    values = tensor.double().contiguous().flatten()
+    real = tensor.abs() if tensor.is_complex() else tensor
+    values = real.double().contiguous().flatten()
     is_finite = torch.isfinite(values)
     finite = values[is_finite]
     found: dict[str, Any] = {"minimum": None, "maximum": None, "mean": None}

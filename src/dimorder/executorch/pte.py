@@ -206,7 +206,9 @@ def _check_bytes(file: Path, data: bytes | mmap) -> None:
         if file.suffix == ".pte":
             raise error
         raise ContractError(
-            error.where, error.found, "give a .pte, or a .tflite, .tosa or .pt2 that dimorder wrote"
+            error.where,
+            error.found,
+            "give a .pte; dimorder.load and dimorder run also take a .tflite, .tosa or .pt2 of dimorder's",
         )
     if data[8:12] == b"eh00":
         program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))

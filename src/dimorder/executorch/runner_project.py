@@ -63,7 +63,8 @@ def export_runner(
     writes = partial(writable, str(target), "name a folder you can write to")
     with writes():
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UsageError(str(target), "a folder that is not empty", "name a new folder")
+            found = "a folder that is not empty" if target.is_dir() else "a file"
+            raise UsageError(str(target), found, "name a new folder")
     given = _draw_inputs(contract) if inputs is None else list(inputs)
     outputs = Program(path, contract, method, "adapt", "ExecuTorch").run(*given)
     with writes():
