@@ -247,6 +247,11 @@ def test_arguments_that_do_not_fit_a_program_are_refused(call: Any, text: str) -
 def test_a_bare_tensor_is_no_tuple_of_arguments() -> None:
     with pytest.raises(UsageError, match="give a tuple of the network's arguments"):
         capture(nn.Linear(7, 3), torch.randn(X))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give a dict by name"):
+        capture(nn.Linear(7, 3), (), [torch.randn(X)])  # type: ignore[arg-type]
+    shapes = ({0: torch.export.Dim("N", max=8)},)
+    with pytest.raises(UsageError, match="give a tuple of the network's arguments"):
+        dimorder.lower(nn.Linear(7, 3), torch.randn(X), dynamic_shapes=shapes)  # type: ignore[arg-type]
 
 
 def test_a_program_of_either_spelling_is_captured_like_its_module(tmp_path: Path) -> None:

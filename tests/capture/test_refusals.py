@@ -86,6 +86,22 @@ class Scan(nn.Module):
         return scan(lambda a, v: (a + v, a * v), x[0], x)  # here
 
 
+class CondWrites(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, lambda v: v * 3, (x,))  # here
+
+
+class MapsShared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return mapped(lambda v, first: v.sin() + first, x, x[0])  # here
+
+
+class GradientWithout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(x.square().sum(), x)[0]  # here
+
+
 class WritesItsInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.add_(1) * 2  # here
@@ -150,6 +166,21 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
         "scan ({line})",
         "control flow: a function that is scanned over a dimension",
         "unroll it in Python, or lower one step that keeps what it carries in a buffer",
+    ),
+    CondWrites: (
+        "cond ({line})",
+        "control flow with a function that writes to what it gets",
+        "compute a new value there: x + 1, not x.add_(1)",
+    ),
+    MapsShared: (
+        "torch.export of {name} ({line})",
+        "control flow with a function that gets or returns one tensor twice, or returns what it gets",
+        "clone it: x.clone()",
+    ),
+    GradientWithout: (
+        "torch.export of {name} ({line})",
+        "a gradient (torch.autograd.grad, torch.func.grad), which torch.export cannot trace",
+        "lower its graph instead: torch.fx.experimental.proxy_tensor.make_fx(network)(*inputs)",
     ),
     Drops: (
         "aten.dropout ({line})",

@@ -161,6 +161,11 @@ def test_only_a_library_that_is_missing_is_to_be_installed_by_pip(spec, fix, mon
             "2 for 1 inputs",
         ),
         (["plan", f"{HERE}:Tiny", *INPUT, "--target", "tpu"], 2, "no target 'tpu'"),
+        (
+            ["plan", f"{HERE}:Tiny", *INPUT, "--target", "XNNPACK"],
+            2,
+            "fix: did you mean xnnpack? choose one of",
+        ),
         (["plan", f"{HERE}:Tiny", *INPUT, "--objective", "speed"], 2, "no objective of target torch"),
         (["lower", f"{HERE}:Tiny", *INPUT], 2, "nothing to write"),
         (["lower", f"{HERE}:fails", "-o", "no/such/folder/x.pte"], 2, "No such file or directory"),

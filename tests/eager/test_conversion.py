@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.layout import Layout
 from dimorder.eager import conversion, transposition
+from dimorder.eager.channels_last import to_channels_last, to_contiguous
 from dimorder.eager.conversion import convert, unblock
 from dimorder.eager.inspection.inspection import inspect
 from dimorder.eager.transposition import WAYS, ChosenWay, Transposition, choose, fast_copy, ways
@@ -277,6 +278,9 @@ def test_what_has_no_strides_is_refused():
     sparse = torch.zeros(2, 3, 5, 7, 16).to_sparse()
     for call, found in (
         (lambda: convert(nested, "NLC"), "a nested tensor"),
+        (lambda: convert(torch.ones(2, 3, 4).numpy(), "NLC"), "found: a ndarray\n  fix: pass a tensor"),
+        (lambda: to_channels_last([torch.ones(2, 3, 4)]), "found: a list\n  fix: pass a tensor"),
+        (lambda: to_contiguous(None), "found: a NoneType\n  fix: pass a tensor"),
         (lambda: convert(nested, blocked), "a nested tensor"),
         (lambda: unblock(sparse, blocked, (2, 35, 5, 7)), "layout torch.sparse_coo"),
     ):

@@ -14,11 +14,11 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from dimorder.capture.export import example_leaves, export, refuse_meta
+from dimorder.capture.export import example_leaves, export, refuse_meta, require_arguments
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
 from dimorder.capture.refusals import no_normal_form, refuse_sparse, writes_no_buffer
 from dimorder.capture.state import StateBuffer, left_in_state, with_one_name
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND, branches
 from dimorder.graph.nodes import may_resize, operator_at, where
 from dimorder.graph.pairs import is_pair
@@ -171,8 +171,7 @@ def capture(
         UsageError: `model` is not a network, or the arguments do not fit it.
         UnsupportedError: The network cannot be exported or brought into normal form.
     """
-    if not isinstance(args, (tuple, list)):
-        raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
+    require_arguments(args, kwargs)
     refuse_meta("the arguments", args, kwargs)
     exported = with_one_name(export(model, args, kwargs))
     refuse_meta("the network", exported.state_dict, exported.constants)

@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
+from dimorder.capture.inline_grad_modes import inline_grad_modes
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
@@ -45,9 +46,10 @@ def export(
         dynamic_shapes: The dynamic sizes of a module's inputs, as in torch.export.
 
     Raises:
-        UsageError: `model` is not a network.
+        UsageError: `model` is not a network, or the arguments are no tuple.
         UnsupportedError: The network cannot be exported.
     """
+    require_arguments(args, kwargs)
     if torch.is_autocast_enabled("cpu"):
         fix = "lower outside of torch.autocast; within the network's forward it is kept"
         raise UsageError("torch.autocast", "it is on, and would change the types of operators", fix)
@@ -61,7 +63,7 @@ def export(
                 fix = "give the path of a .pt2 file, without ~ or variables"
             raise UsageError(str(model), found, fix) from error
     if isinstance(model, ExportedProgram):
-        return prepare_branches(model)
+        return _prepared(model)
     if not isinstance(model, torch.nn.Module):
         raise _no_network(model)
     if isinstance(model, torch.jit.ScriptModule):
@@ -78,18 +80,22 @@ def export(
     except Exception as error:
         first = error  # handled below, so that a later error does not carry it
     else:
-        return prepare_branches(program)
+        return _prepared(program)
     known, later = _by_constants(model, args, kwargs, dynamic_shapes)
     if known is None and dynamic_shapes is not None:
         known = _with_assertions(model, args, kwargs, dynamic_shapes)
     if known is None:
         reason = explaining(first, later)
         raise not_exported(model, reason, dynamic_shapes) from reason
-    return prepare_branches(known)
+    return _prepared(known)
 
 
 SAVE_AGAIN = "export the network again: torch.export.save(torch.export.export(network, inputs), file)"
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
+
+
+def _prepared(program: ExportedProgram) -> ExportedProgram:
+    return prepare_branches(inline_grad_modes(program))
 
 
 def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:
@@ -225,6 +231,14 @@ def holds(claim: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -
         claim.xreplace(dict(zip(symbols, map(sympy.Integer, point), strict=True))) == sympy.true
         for point in itertools.product(*sizes)
     )
+
+
+def require_arguments(args: object, kwargs: object) -> None:
+    """Raise `UsageError` unless arguments are in a tuple, and those by name in a dict."""
+    if not isinstance(args, (tuple, list)):
+        raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
+    if not isinstance(kwargs, Mapping | None):
+        raise UsageError("kwargs", type(kwargs).__name__, 'give a dict by name: {"mask": mask}')
 
 
 def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

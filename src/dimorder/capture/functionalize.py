@@ -10,12 +10,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from dimorder.capture.refusals import WRITING_BRANCH
+from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND
 from dimorder.graph.exported import copy_graph, replace_parts, state_of
-from dimorder.graph.nodes import call_before, tensor_of
+from dimorder.graph.nodes import call_before, operator_at, tensor_of
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
 
@@ -63,9 +66,19 @@ def functionalize(
         elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
             if not decompose:
                 return exported
-            decomposed: ExportedProgram = write_apart(exported).run_decompositions({})
-            return decomposed
+            return _decomposed(write_apart(exported))
     return replace_parts(exported, graph=graph)
+
+
+def _decomposed(exported: ExportedProgram) -> ExportedProgram:
+    try:
+        decomposed: ExportedProgram = exported.run_decompositions({})
+    except SpecViolationError as error:
+        calls = exported.graph.find_nodes(op="call_function", target=COND)
+        if not calls:
+            raise
+        raise UnsupportedError(operator_at(calls[0]), *WRITING_BRANCH) from error
+    return decomposed
 
 
 def write_apart(exported: ExportedProgram) -> ExportedProgram:

@@ -52,6 +52,11 @@ _BY_DATA = (
     "choose by torch.where, or compute what decides before the export",
 )
 
+WRITING_BRANCH = (
+    "control flow with a function that writes to what it gets",
+    "compute a new value there: x + 1, not x.add_(1)",
+)
+
 _BY_GRADIENT = (
     "a gradient (torch.autograd.grad, torch.func.grad), which torch.export cannot trace",
     "lower its graph instead: torch.fx.experimental.proxy_tensor.make_fx(network)(*inputs)",
@@ -81,6 +86,12 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
             _BY_GRADIENT[1],
         ),
         "functorch tensor": _BY_GRADIENT,
+        "does not require grad and does not have a grad_fn": _BY_GRADIENT,
+        "Higher order ops do not support aliasing": (
+            "control flow with a function that gets or returns one tensor twice, or returns what it gets",
+            "clone it: x.clone()",
+        ),
+        "Higher order ops do not support input mutation": WRITING_BRANCH,
     }
 )
 _PRODUCTS = (

@@ -67,6 +67,7 @@ def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
     if isinstance(value, nn.Module):
         _lay_module(value, DimOrder.channels_last)
         return value
+    require_strides(value, "a tensor to convert")
     _check_rank(value.dim())
     return convert(value, "channels_last")
 

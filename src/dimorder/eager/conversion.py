@@ -33,8 +33,9 @@ def convert(tensor: Tensor, order: object) -> Tensor:
             `Layout`, the dense physical tensor, which `unblock` converts back.
 
     Raises:
-        UsageError: for an order of another rank, and for a tensor without strides (sparse, nested, MKL-DNN).
-            Also for integers that are quantised per channel, if torch cannot write their strides.
+        UsageError: for an order of another rank, for what is no tensor, and for a tensor without strides
+            (sparse, nested, MKL-DNN). Also for integers that are quantised per channel, if torch cannot write
+            their strides.
 
     >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
     (1, 70, 14, 2)
@@ -102,7 +103,9 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
 
 
 def require_strides(tensor: Tensor, where: str) -> None:
-    """Raise `UsageError` for a tensor that has no strides: `where` says what it is."""
+    """Raise `UsageError` for a tensor that has no strides, or for no tensor: `where` says what it is."""
+    if not isinstance(tensor, Tensor):
+        raise UsageError(where, f"a {type(tensor).__name__}", "pass a tensor, as torch.as_tensor(x)")
     if tensor.is_nested:
         raise UsageError(where, "a nested tensor, whose parts have sizes of their own", "convert each part")
     if tensor.layout != torch.strided:

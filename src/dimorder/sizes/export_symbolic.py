@@ -15,7 +15,7 @@ from torch.export.dynamic_shapes import _DimHint, _DimHintType
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.export import arguments, export, is_narrowed
+from dimorder.capture.export import arguments, export, is_narrowed, require_arguments
 from dimorder.capture.refusals import refuse_choices_by_data, refuse_sparse
 from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
@@ -51,6 +51,7 @@ def export_symbolic(
     if isinstance(model, torch.nn.Module):
         if dynamic_shapes is None:
             return None
+        require_arguments(args, kwargs)
         args, kwargs = clone_repeated_tensors(tuple(args), dict(kwargs or {}))
         args, kwargs, names = _resized(model, args, kwargs, dynamic_shapes, _from_two)
     elif dynamic_shapes is not None:

@@ -61,7 +61,7 @@ def info(name: str) -> TargetInfo:
     >>> info("tosa").suffix
     '.tosa'
     """
-    declared = _entries().get(name)
+    declared = _entries().get(name) if isinstance(name, str) else None
     if declared is None:
         raise UsageError("target", f"no target {name!r}", _closest(name))
     return _load(name, declared)
@@ -197,7 +197,7 @@ def _entries() -> dict[str, list[EntryPoint]]:
 
 def _closest(name: str) -> str:
     """Return the advice for a name that no target has: those like it, or the target of such files, or all."""
-    known = names()
+    known, name = names(), str(name).lower()
     of_files = name_for_suffix(f".{name}")
     close = [of_files] if of_files else difflib.get_close_matches(name, known)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
