@@ -44,6 +44,13 @@ def test_inspect_ends_with_1_and_writes_what_was_asked_for(tmp_path, capfd):
     assert lost["function"] == ("flatten" if KNOWS_EACH_CALL else "") and lost["bytes"] == 2 * 8 * 8 * 10 * 4
 
 
+def test_a_network_of_torchs_own_modules_has_no_line_of_the_command(capfd):
+    argv = ["inspect", "torch.nn:TransformerEncoderLayer", "--input", "2x3x4", "--json"]
+    assert main([*argv, "--arg", "d_model=4", "--arg", "nhead=2", "--arg", "dim_feedforward=5"]) == 1
+    found = json.loads(capfd.readouterr().out)["findings"]
+    assert {each["source"] for each in found} == {""}
+
+
 def test_inspect_tells_wrong_use(tmp_path, capfd):
     assert main(["inspect", "tests.cli.networks:Tiny", "--input", "2x4x5x7"]) == 2
     assert "on which it raises" in capfd.readouterr().err

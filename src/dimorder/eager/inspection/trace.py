@@ -51,6 +51,7 @@ _BETWEEN = (
     "<",
     *(_TORCH + path for path in ("_compile.py", "_dynamo", "_ops.py", "_tensor.py", "utils")),
 )
+_COMMANDS = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "cli") + os.sep
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
 
 
@@ -346,11 +347,14 @@ def synchronize(values: Sequence[Any]) -> None:
 def call_site(frame: FrameType | None) -> tuple[str, str]:
     """Return the function that was called, such as `softmax`, and the line outside of torch.
 
-    Only functions of torch.nn.functional have a frame; Python 3.11 reads others from the expression.
+    The line is "" if a command of ours runs a network of torch's own modules. Only functions of
+    torch.nn.functional have a frame; Python 3.11 reads others from the expression.
     """
     function = ""
     while frame is not None:
         code = frame.f_code
+        if code.co_filename.startswith(_COMMANDS):
+            break
         if code.co_filename == _FUNCTIONAL:
             function = code.co_name
         elif not code.co_filename.startswith(_BETWEEN):
