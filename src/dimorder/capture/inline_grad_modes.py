@@ -59,7 +59,9 @@ def _inline(module: GraphModule, node: Node) -> None:
     (returned,) = called.graph.output_node().args
     results: Sequence[Node] = map_arg(returned, values.__getitem__)
     for getitem in list(node.users):
-        result = results[getitem.args[1]]
+        index = getitem.args[1]
+        assert isinstance(index, int)
+        result = results[index]
         if isinstance(getitem.meta["val"], torch.Tensor):
             getitem.target, getitem.args = torch.ops.aten.alias.default, (result,)
         else:  # a size
