@@ -4,6 +4,7 @@ A network with dynamic sizes is exported (`export_symbolic`), and specialized at
 (`symbolic_program`, `specialize_shapes`). It is planned once, and the plan is proven for all sizes
 (`ranges`). The programs for the few sizes are merged into one (`merge_specializations`), whose constants may
 be slices of the largest constant (`constants_by_size`). `affine` fits functions of sizes to numbers,
-`size_table` names sizes by torch's symbols, and `size_writer` writes them into a graph. `size_notes` notes on
-nodes what one point does not show. `specialization` fixes the sizes of the one program.
+`size_table` names sizes by torch's symbols, `express_sizes` writes one in others, and `size_writer` writes
+them into a graph. `size_notes` notes on nodes what one point does not show. `specialization` fixes the sizes
+of the one program.
 """

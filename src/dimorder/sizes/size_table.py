@@ -19,9 +19,11 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from dimorder.capture.export import holds
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
-from dimorder.sizes.affine import Formula, fit_formula
+from dimorder.sizes.affine import Formula, fit_formula, fit_quotient
+from dimorder.sizes.express_sizes import express, place_symbols, remainders_repeat_after
 
 _MOST_PARTS = 2**10  # of a fraction of a size: with more, a float is rounded
+_MOST_COMPARED = 2**11  # sizes at which two expressions are compared
 
 
 @dataclass(frozen=True)
@@ -91,27 +93,26 @@ class SizeTable:
             values: the size's values at the points.
             others: the values of each of the other sizes.
         """
-        size, roots = self.size(values), dict[Any, tuple[int, int]]()
-        for place, each in enumerate(others):
-            step, root = (
-                self.known[tuple(each)].node.expr.as_coeff_Mul() if tuple(each) in self.known else (1, None)
-            )
-            roots.setdefault(root, (place, int(step)))
-        if not isinstance(size, SymInt) or not size.node.expr.free_symbols <= roots.keys():
+        size = self.size(values)
+        if not isinstance(size, SymInt):
             return None
         # ExecuTorch's modulo of a negative number is negative, as in C++; its floor is Python's.
         expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
-        expression = expression.replace(TruncToInt, _fraction)
-        if expression.has(TruncToInt):
+        known = (self.known.get(tuple(each)) for each in others)
+        written = express(
+            expression.replace(TruncToInt, _fraction), [None if n is None else n.node.expr for n in known]
+        )
+        if written is None or written.has(TruncToInt):
             return None
-        needed = {root: roots[root] for root in expression.free_symbols}
+        places = {
+            symbol: place
+            for place, symbol in enumerate(place_symbols(len(others)))
+            if symbol in written.free_symbols
+        }
 
         def compute(sizes: Sequence[Any]) -> Any:
-            values = {
-                root: sizes[place] if step == 1 else sizes[place] // step
-                for root, (place, step) in needed.items()
-            }
-            return sympy_interp(PythonReferenceAnalysis, values, expression)
+            found = {symbol: sizes[place] for symbol, place in places.items()}
+            return sympy_interp(PythonReferenceAnalysis, found, written)
 
         return compute
 
@@ -135,13 +136,43 @@ class SizeTable:
         other = formula(known)
         return formula if isinstance(other, SymInt) and self._are_equal(size, other) else None
 
+    def quotient(self, values: Sequence[int], others: Sequence[Sequence[int]]) -> Formula | None:
+        """Return how a size is computed from other sizes, as `fit_quotient` does.
+
+        A formula that holds at the points alone is not returned, if the table knows all of these sizes.
+        """
+        formula, size = fit_quotient(values, others), self.known.get(tuple(values))
+        if formula is None or size is None:
+            return formula
+        known = {place: self.known.get(tuple(others[place])) for place in formula.of}
+        if None in known.values():
+            return formula
+        other = formula(known)
+        return formula if isinstance(other, SymInt) and self._are_equal(size, other) else None
+
     def _are_equal(self, size: SymInt, other: SymInt) -> bool:
-        """Return whether two sizes are equal at the ends and in the middles of the ranges."""
+        """Return whether two sizes are equal: at the ends and in the middles of the ranges, unless proven.
+
+        A run of sizes at each end has every remainder of the divisions, if these have few.
+        """
         expressions = size.node.expr, other.node.expr
+        if expressions[0] == expressions[1]:
+            return True
         symbols = sorted(set().union(*(each.free_symbols for each in expressions)), key=str)
-        ends = ((self.ranges[symbol].lower, self.ranges[symbol].upper) for symbol in symbols)
-        known = [sorted({low, low + 1, (low + high) // 2, high - 1, high}) for low, high in ends]
-        places = (dict(zip(symbols, place, strict=True)) for place in itertools.product(*known))
+        run = remainders_repeat_after(expressions)
+        run = run if run >= 2 and (2 * run + 1) ** len(symbols) <= _MOST_COMPARED else 2
+        ends = [(int(self.ranges[symbol].lower), int(self.ranges[symbol].upper)) for symbol in symbols]
+        known = (
+            {size for step in range(run) for size in (low + step, high - step)} | {(low + high) // 2}
+            for low, high in ends
+        )
+        within = [
+            sorted(size for size in sizes if low <= size <= high)
+            for sizes, (low, high) in zip(known, ends, strict=True)
+        ]
+        places = (
+            dict(zip(symbols, map(sympy.Integer, place), strict=True)) for place in itertools.product(*within)
+        )
         return all(len({each.xreplace(place) for each in expressions}) == 1 for place in places)
 
     def tensor(self, like: Tensor, shape: Sequence[int]) -> Tensor | None:

@@ -10,7 +10,7 @@ import torch
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX, DynamicSize
-from dimorder.sizes.affine import fit_quotient, fit_sum
+from dimorder.sizes.affine import fit_sum
 from dimorder.sizes.export_symbolic import dims_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.delegate import SizeFormula
@@ -32,7 +32,7 @@ def result_shapes(
             if not isinstance(size, DynamicSize):
                 sizes.append(size)
                 continue
-            fits = (table.formula, fit_quotient, fit_sum)
+            fits = (table.formula, table.quotient, fit_sum)
             found = next((each for fit in fits if (each := fit(size.values, columns)) is not None), None)
             if found is None:
                 why = f"results of {shape}, which do not follow from the sizes of its operands"
