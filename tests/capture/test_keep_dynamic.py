@@ -1,4 +1,4 @@
-"""Sizes stay dynamic where torch.export fixes them: those of equal parts, and of evenly spaced numbers."""
+"""Sizes stay dynamic where torch.export fixes them: in equal parts, numbers of a line, pools, distances."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.capture.keep_dynamic import KeepDynamic
@@ -138,3 +139,47 @@ def test_evenly_spaced_numbers_have_a_dynamic_count(target: str, least: int) -> 
 def test_a_fixed_count_is_left_to_torch(options: dict[str, Any]) -> None:
     with KeepDynamic():
         assert torch.equal(torch.linspace(0, 1, **options), torch.linspace(0, 1, **options))
+
+
+class PooledInTime(nn.Module):
+    """Convolutions and pools over a length: an arrhythmia detector, say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.Sequential(nn.Conv1d(3, 5, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(5, 4, 3))
+        self.pool = nn.MaxPool1d(3, stride=(2,), padding=1, dilation=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.max_pool1d(self.pool(self.convs(x)), 2, 1)
+
+
+class Distances(nn.Module):
+    """Distances of points, and the points in the sequence of their distances from the first."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        distances = torch.cdist(x * 1.5, x.flip(1))
+        places = distances[:, 0].argsort(-1)[..., None].expand(x.shape)
+        return distances, torch.take_along_dim(x, places, 1)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+@pytest.mark.parametrize(
+    ("net", "shape", "dim"), [(PooledInTime(), (2, 3, 39), 2), (Distances(), (2, 33, 3), 1)]
+)
+def test_pools_and_distances_have_any_length(
+    target: str, net: nn.Module, shape: tuple[int, ...], dim: int
+) -> None:
+    """Distances of at most 25 points are computed otherwise in PyTorch than those of more."""
+    require_runtime(target)
+    sizes = ({0: N, dim: Dim("T", min=20, max=57)},)
+    lowered = dimorder.lower(net.eval(), (torch.randn(shape),), dynamic_shapes=sizes, target=target)
+    for count, length in ((1, 20), (4, 57), (3, 25), (1, 26), (2, 40)):
+        given = torch.randn(
+            [*(count if d == 0 else length if d == dim else size for d, size in enumerate(shape))]
+        )
+        with torch.no_grad():
+            wanted = net(given)
+        results = lowered(given)
+        for pair in zip(pytree.tree_leaves(results), pytree.tree_leaves(wanted), strict=True):
+            assert relative_error(*pair) <= 1e-5

@@ -5,6 +5,9 @@
    A network that stacks two batches, or that computes with and without guidance at once, would have one size
    of its batch.
 2. The places of `torch.linspace` are those of `arange`, of which torch.export keeps the number dynamic.
+3. A pool over a length is one over pictures of one row. torch's own check of it fixes the length.
+4. `torch.cdist` takes another way for more than 25 rows. The way for few rows is right for all of them.
+5. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
+_BY_NUMBER_OF_ROWS = "use_mm_for_euclid_dist_if_necessary"
+
 
 class KeepDynamic(TorchFunctionMode):
-    """Write `chunk`, `split` and `linspace` of dynamic sizes in functions that keep them dynamic.
+    """Write some functions of dynamic sizes in others, which keep these sizes dynamic.
 
     >>> class Both(torch.nn.Module):
     ...     def forward(self, x):
@@ -44,8 +49,9 @@ class KeepDynamic(TorchFunctionMode):
             dim %= max(x.dim(), 1)
             if x.dim() and _is_known(x.shape[dim]) and count and x.shape[dim] % count == 0:
                 return x.unflatten(dim, (count, x.shape[dim] // count)).unbind(dim)
-        line = _line(*args, **kwargs) if function is torch.linspace else None
-        return function(*args, **kwargs) if line is None else line
+        write = _WRITTEN_IN_OTHERS.get(function)
+        written = None if write is None else write(*args, **kwargs)
+        return function(*args, **kwargs) if written is None else written
 
 
 def _line(
@@ -61,6 +67,43 @@ def _line(
     places = torch.arange(steps, dtype=dtype, **options) * (end - start)
     line: Tensor = places / torch.sym_max(steps - 1, 1) + start
     return line
+
+
+def _max_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """Return what `max_pool1d` does, if a size of its operand is dynamic and it returns no indices."""
+    if return_indices or not any(map(_is_known, input.shape)):
+        return None
+    kernel, steps, pads, dilations = (
+        (least, *each) if isinstance(each, (tuple, list)) else (least, each)
+        for least, each in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
+    )
+    rows = torch.max_pool2d(input.unsqueeze(-2), kernel, steps, pads, dilations, ceil_mode)
+    pooled: Tensor = rows.squeeze(-2)
+    return pooled
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = _BY_NUMBER_OF_ROWS) -> Tensor | None:
+    """Return what `torch.cdist` does, if a number of rows is dynamic and would decide how it computes."""
+    is_decided = compute_mode != _BY_NUMBER_OF_ROWS or not any(map(_is_known, (x1.shape[-2], x2.shape[-2])))
+    return None if is_decided else torch.cdist(x1, x2, p, "donot_use_mm_for_euclid_dist")
+
+
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor | None:
+    """Return what `torch.take_along_dim` does, if a size is dynamic and no dimension is broadcast."""
+    if dim is None or input.dim() != indices.dim():
+        return None
+    dim %= max(input.dim(), 1)
+    others = [pair for d, pair in enumerate(zip(input.shape, indices.shape, strict=True)) if d != dim]
+    are_dynamic = any(map(_is_known, (*input.shape, *indices.shape)))
+    return input.gather(dim, indices) if are_dynamic and all(a is b or a == b for a, b in others) else None
 
 
 def _is_known(size: int | SymInt) -> bool:
@@ -85,5 +128,16 @@ _DIVIDED_BY: Mapping[Any, Callable[..., tuple[Tensor, int, int]]] = MappingProxy
         Tensor.chunk: _by_count,
         torch.split: _by_size,
         Tensor.split: _by_size,
+    }
+)
+
+_WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Tensor | None]] = MappingProxyType(
+    {
+        torch.linspace: _line,
+        torch.max_pool1d: _max_pool1d,
+        torch.nn.functional.max_pool1d: _max_pool1d,
+        torch.cdist: _cdist,
+        torch.take_along_dim: _take_along_dim,
+        Tensor.take_along_dim: _take_along_dim,
     }
 )
