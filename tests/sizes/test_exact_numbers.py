@@ -13,6 +13,7 @@ from torch.export import Dim
 import dimorder
 from dimorder.sizes.affine import is_affine
 from dimorder.sizes.export_symbolic import export_symbolic
+from tests.marks import require_runtime
 from tests.sizes.symbols import errors
 
 BATCH, LENGTH = Dim("N", min=1, max=6), Dim("L", min=8, max=64)
@@ -139,3 +140,20 @@ def test_remainders_of_two_sizes_do_not_pass_for_one_another(target: str) -> Non
     lowered = dimorder.lower(module, (x,), dynamic_shapes=(dims,), target=target)
     for height, width in ((9, 37), (40, 11), (18, 23), (23, 18), (30, 32), (32, 31)):
         assert max(errors(lowered, module, torch.randn(2, 3, height, width))) == 0
+
+
+class Places(nn.Module):
+    """Places from 0 to 1, where one element is at 0; torch.export keeps the maximum in the graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[2]
+        return x + torch.arange(count) / max(count - 1, 1)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_integers_are_divided_by_a_number_that_differs_at_a_size_of_one(target: str) -> None:
+    """At the planned sizes the number is n - 1, by which one element would be divided by 0."""
+    require_runtime(target)
+    dims = {0: BATCH, 2: Dim("L", min=1, max=31)}
+    shapes = [(3, 4, 1), (1, 4, 1), (6, 4, 31), (2, 4, 2), (4, 4, 17)]
+    lowered_right(Places(), target, dims, shapes)

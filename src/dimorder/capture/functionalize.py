@@ -18,7 +18,15 @@ from dimorder.capture.refusals import WRITING_BRANCH
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND
 from dimorder.graph.exported import copy_graph, replace_parts, state_of
-from dimorder.graph.nodes import call_before, operator_at, tensor_of
+from dimorder.graph.nodes import (
+    CUSTOM,
+    RESIZES,
+    call_before,
+    may_resize,
+    operator_at,
+    set_meta,
+    tensor_of,
+)
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
 
@@ -66,18 +74,25 @@ def functionalize(
         elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
             if not decompose:
                 return exported
-            return _decomposed(write_apart(exported))
+            return _decomposed(exported)
     return replace_parts(exported, graph=graph)
 
 
 def _decomposed(exported: ExportedProgram) -> ExportedProgram:
+    """Return the program as torch decomposes it. Of the notes on nodes, torch keeps those in CUSTOM."""
+    apart = write_apart(exported)
+    for node in filter(may_resize, apart.graph.nodes):
+        set_meta(node, CUSTOM, {**node.meta.get(CUSTOM, {}), RESIZES: True})
     try:
-        decomposed: ExportedProgram = exported.run_decompositions({})
+        decomposed: ExportedProgram = apart.run_decompositions({})
     except SpecViolationError as error:
         calls = exported.graph.find_nodes(op="call_function", target=COND)
         if not calls:
             raise
         raise UnsupportedError(operator_at(calls[0]), *WRITING_BRANCH) from error
+    for node in decomposed.graph.nodes:
+        if RESIZES in node.meta.get(CUSTOM, {}):
+            set_meta(node, RESIZES, True)
     return decomposed
 
 

@@ -21,12 +21,15 @@ from dimorder.capture.refusals import refuse_random
 from dimorder.capture.state import require_apart
 from dimorder.graph.nodes import (
     CUTS,
+    RESIZES,
     VALUE,
     add_meta,
     are_equal_shapes,
     args_of,
     is_getitem,
+    may_resize,
     replace_node,
+    set_meta,
     tensor_of,
 )
 from dimorder.graph.passes import Pass
@@ -100,6 +103,8 @@ def merge_slices(module: GraphModule) -> None:
             if inner_dim == dim and all(isinstance(n, int) for n in (size, *cut, *inner)):
                 left = range(size)[slice(*cut)][slice(*inner)]
                 user.args = (whole, dim, left.start, min(left.stop, size), left.step)
+                if may_resize(node):
+                    set_meta(user, RESIZES, True)
     module.graph.eliminate_dead_code()
 
 
@@ -163,6 +168,8 @@ def _crop(cut: Node) -> None:
     axis = dim - 2
     if conv.target is not aten.convolution.default or axis < 0 or step != 1 or len(conv.users) > 1:
         return
+    if may_resize(cut):  # a dynamic size decides how much is cut, and whether anything is
+        return
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = conv.args
     amounts = [*padding]
     low, high = amounts[axis] - start, amounts[axis] - (shape_of(conv)[dim] - end)
@@ -170,7 +177,8 @@ def _crop(cut: Node) -> None:
         return
     amounts[axis] = 0
     sides = [0, 0] * (len(stride) - 1 - axis) + [low, high]
-    if x.target is aten.constant_pad_nd.default and len(x.users) == 1 and not any(x.args[2:]):  # of a crop
+    is_pad = x.target is aten.constant_pad_nd.default and len(x.users) == 1 and not any(x.args[2:])
+    if is_pad and not may_resize(x):  # of a crop
         sides = list(map(sum, itertools.zip_longest(sides, x.args[1], fillvalue=0)))
         x = x.args[0]
     with cut.graph.inserting_before(cut):

@@ -64,6 +64,8 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
         place = computed_before(node, operator.sub, integer, values.start)
         end = computed_before(node, operator.add, place, 1)
         entry = computed_before(node, SLICE_CONSTANT, constant, 0, place, end)
+        if not tensor_of(x).dtype.is_floating_point:
+            node.update_arg(0, computed_before(node, aten._to_copy.default, x, dtype=table.dtype))
         if node.target is aten.rsub.Scalar:
             replace_named(node, call_before(node, aten.sub.Tensor, (entry, x), value=node.meta[VALUE]))
         else:
@@ -80,7 +82,10 @@ def _integer_of(node: Node, limits: Limits) -> Node | None:
     if not all(isinstance(each, Node) for each in (x, number)):
         return None
     value = x.meta[VALUE]
-    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or not value.dim():
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return None
+    divides = node.target is aten.div.Tensor and not value.dtype.is_floating_point  # integers, to a float
+    if (tensor_of(node) if divides else value).dtype not in _FLOATS:
         return None
     integers = _integers(number)
     while len(integers) == 1:

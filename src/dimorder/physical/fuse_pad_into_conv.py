@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,12 +19,13 @@ aten = torch.ops.aten
 _CONVOLUTIONS = (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default)
 
 
-def fuse_pad_into_conv(graph: Graph) -> None:
+def fuse_pad_into_conv(graph: Graph, is_fixed: Callable[[Node], bool] = lambda pad: True) -> None:
     """Let convolutions of a physical program pad, in place, if only they read the zeros.
 
-    Zero is a quantized value of every scale, so a quantize in between needs no zeros either.
+    Zero is a quantized value of every scale, so a quantize in between needs no zeros either. `is_fixed` says
+    whether a padding is the same at all dynamic sizes: kernels have fixed ones.
     """
-    for pad in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
+    for pad in filter(is_fixed, graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)):
         readers = list(_readers(pad))
         if any(reader.target not in _CONVOLUTIONS for reader in readers):
             continue

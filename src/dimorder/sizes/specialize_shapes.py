@@ -221,14 +221,26 @@ def _resizes(node: Node) -> bool:
     """Return whether a call may leave its operand as it is here, and change it at other sizes.
 
     It reads a number computed from sizes, and changes a size of its operand. Or it is attention with a mask
-    of a dynamic size.
+    of a dynamic size. A slice that cuts the same from its operand at all sizes is none.
     """
+    if node.target is torch.ops.aten.slice.Tensor and _cuts_alike(node):
+        return False
     if node.target is ATTENTION:
         mask = bound(node.target, node.args, node.kwargs)["attn_mask"]
         return mask is not None and any(isinstance(size, torch.SymInt) for size in mask.meta[VALUE].shape)
     read = [each.meta.get(VALUE) for each in node.all_input_nodes]
     shapes = [list(value.shape) for value in (*read, node.meta.get(VALUE)) if isinstance(value, torch.Tensor)]
     return any(isinstance(value, torch.SymInt) for value in read) and str(shapes[:1]) != str(shapes[-1:])
+
+
+def _cuts_alike(node: Node) -> bool:
+    """Return whether a slice begins at a fixed place, and ends at a fixed distance from its operand's end."""
+    read = bound(node.target, node.args, node.kwargs)
+    whole, part = (each.meta[VALUE].shape[read["dim"]] for each in (read["self"], node))
+    distance = (
+        (whole - part).node.expr if isinstance(whole - part, torch.SymInt) else sympy.Integer(whole - part)
+    )
+    return not isinstance(read["start"], Node) and read["step"] == 1 and bool(distance.is_Integer)
 
 
 def _is_number(node: Node, known: Mapping[Node, Any]) -> bool:

@@ -24,6 +24,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.export import MOST_SIZES
+from dimorder.capture.tabulate_numbers import tabulate_numbers
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
@@ -141,8 +142,14 @@ class SymbolicProgram:
 
     @cached_property
     def _numbers(self) -> list[Any]:
-        """Return the numbers that the network computes from sizes, each once."""
-        values = (node.meta.get("val") for node in self.exported.graph.nodes)
+        """Return the numbers that the network computes from sizes for its tensors, each once.
+
+        A number from which it computes others alone is not among them: it may pass for one of these. Nor is
+        a number that becomes an entry of a table.
+        """
+        nodes = tabulate_numbers(self.exported, self.limits).graph.nodes
+        read = (node for node in nodes if any(map(_is_of_tensors, node.users)))
+        values = (node.meta.get("val") for node in read)
         return list({str(v): v for v in values if isinstance(v, torch.SymInt)}.values())
 
     def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
@@ -357,6 +364,11 @@ class SymbolicProgram:
             for value in values
             if isinstance(value, torch.Tensor)
         ]
+
+
+def _is_of_tensors(node: Node) -> bool:
+    """Return whether a call computes something else than a number."""
+    return not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def format_point(point: Point) -> str:
