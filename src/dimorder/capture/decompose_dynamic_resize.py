@@ -329,7 +329,7 @@ def _shuffled(x: Tensor, factor: int) -> Any:
 def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
     """Return whether a slice has the last steps of a dynamic size, and at most `_FEW` of them."""
     counts = isinstance(start, int) and -_FEW <= start < 0 and step == 1
-    ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or counts and start < end < 0))
+    ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or (counts and start < end < 0)))
     floats = x.dtype in FLOATS and x.dim() > 1
     return floats and counts and ends and isinstance(x.shape[dim], torch.SymInt)
 

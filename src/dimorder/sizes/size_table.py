@@ -12,7 +12,16 @@ import sympy
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat, TruncToInt
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -23,6 +32,7 @@ from dimorder.sizes.affine import Formula, fit_formula, fit_quotient
 from dimorder.sizes.express_sizes import express, place_symbols, remainders_repeat_after
 
 _MOST_PARTS = 2**10  # of a fraction of a size: with more, a float is rounded
+_OF_FLOATS = (TruncToInt, CeilToInt, IntTrueDiv, FloatTrueDiv, ToFloat)  # of which files have none
 _MOST_COMPARED = 2**11  # sizes at which two expressions are compared
 
 
@@ -99,10 +109,9 @@ class SizeTable:
         # ExecuTorch's modulo of a negative number is negative, as in C++; its floor is Python's.
         expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
         known = (self.known.get(tuple(each)) for each in others)
-        written = express(
-            expression.replace(TruncToInt, _fraction), [None if n is None else n.node.expr for n in known]
-        )
-        if written is None or written.has(TruncToInt):
+        expression = expression.replace(TruncToInt, _fraction).replace(CeilToInt, _rounded_up)
+        written = express(expression, [None if n is None else n.node.expr for n in known])
+        if written is None or written.has(*_OF_FLOATS):
             return None
         places = {
             symbol: place
@@ -141,11 +150,17 @@ class SizeTable:
 
         A formula that holds at the points alone is not returned, if the table knows all of these sizes.
         """
-        formula, size = fit_quotient(values, others), self.known.get(tuple(values))
-        if formula is None or size is None:
-            return formula
-        known = {place: self.known.get(tuple(others[place])) for place in formula.of}
-        if None in known.values():
+        size = self.known.get(tuple(values))
+        if size is None:
+            return fit_quotient(values, others)
+        symbols = size.node.expr.free_symbols
+        known = {place: self.known.get(tuple(each)) for place, each in enumerate(others)}
+        places = [p for p, n in known.items() if n is None or n.node.expr.free_symbols <= symbols]
+        formula = fit_quotient(values, [others[place] for place in places])
+        if formula is None:
+            return None
+        formula = replace(formula, of=tuple(places[place] for place in formula.of))
+        if any(known[place] is None for place in formula.of):
             return formula
         other = formula(known)
         return formula if isinstance(other, SymInt) and self._are_equal(size, other) else None
@@ -214,6 +229,11 @@ def _fraction(number: Any) -> Any:
     if isinstance(size, ToFloat) and times > 0 and parts <= _MOST_PARTS:
         return FloorDiv(times * size.args[0], parts)
     return TruncToInt(number)
+
+
+def _rounded_up(number: Any) -> Any:
+    """Return a quotient of sizes that is rounded up, as of a same padding, in integers."""
+    return -FloorDiv(-number.args[0], number.args[1]) if isinstance(number, IntTrueDiv) else CeilToInt(number)
 
 
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:

@@ -240,11 +240,15 @@ class SymbolicProgram:
         return self._with_points_apart(found)
 
     def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
-        """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2."""
+        """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2.
+
+        Such points are near. A quotient such as (H - 1) // 32 may differ at an end of its range alone.
+        """
         found, last = list(points), points[-1]
         steps = _NEAR if len(self.symbols) < _MANY else _NEAR[:3]
         sizes = [[last[s.name] + s.step * step for step in steps] for s in self.symbols]
-        near = [p for p in _points(self.symbols, sizes) if self._contains(p) and self._is_general(p)]
+        others = itertools.chain(_points(self.symbols, sizes), self.corners)
+        near = [point for point in others if self._contains(point) and self._is_general(point)]
         numbers = {size.node.expr for size in self._sizes_and_numbers}
         wanted = sum(bool(number.free_symbols) for number in numbers)
         while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:

@@ -1,0 +1,75 @@
+"""Points at which a program is planned: sizes that differ in the ranges differ between points."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import dimorder
+from dimorder.sizes.export_symbolic import export_symbolic
+from tests.marks import require_runtime
+from tests.sizes.symbols import errors
+
+
+class Deep(nn.Module):
+    """Five strides of 2, as classifiers have them: deep sizes are 2 or 3 for pictures of 33 to 90 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        channels = [3, 5, 4, 6, 7, 8]
+        pairs = itertools.pairwise(channels)
+        self.convs = nn.Sequential(*(nn.Conv2d(a, b, 3, 2, padding=1) for a, b in pairs))
+        self.last = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convs(x)
+        return (self.last(y.relu()) + y).mean((2, 3))
+
+
+DIMS = ({0: Dim("N", min=1, max=4), 2: Dim("H", min=33, max=90), 3: Dim("W", min=33, max=90)},)
+
+
+def test_a_deep_size_that_differs_at_an_end_of_its_range_differs_between_points() -> None:
+    program = export_symbolic(Deep(), (torch.randn(2, 3, 61, 52),), None, DIMS)
+    assert program is not None
+    points = program.specialization_points()
+    for name in ("H", "W"):
+        assert len({(point[name] - 1) // 32 for point in points}) == 2
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_deep_network_takes_pictures_of_each_size(target: str) -> None:
+    require_runtime(target)
+    net = Deep().eval()
+    lowered = dimorder.lower(net, (torch.randn(2, 3, 61, 52),), dynamic_shapes=DIMS, target=target)
+    for shape in ((1, 3, 33, 33), (4, 3, 90, 90), (2, 3, 33, 90), (3, 3, 64, 65), (1, 3, 89, 34)):
+        assert max(errors(lowered, net, torch.randn(shape))) <= 1e-5
+
+
+class SamePadded(nn.Module):
+    """Pads as TensorFlow does, by an amount that is computed with a division of floats that is rounded up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 5, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high, wide = (max((math.ceil(n / 2) - 1) * 2 + 3 - n, 0) for n in x.shape[2:])
+        x = nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
+        return self.conv(x).relu()
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_same_padding_is_computed_in_integers(target: str) -> None:
+    require_runtime(target)
+    net = SamePadded().eval()
+    lowered = dimorder.lower(net, (torch.randn(2, 3, 61, 52),), dynamic_shapes=DIMS, target=target)
+    for shape in ((1, 3, 33, 33), (4, 3, 90, 90), (2, 3, 33, 90), (3, 3, 64, 65), (1, 3, 89, 34)):
+        assert max(errors(lowered, net, torch.randn(shape))) <= 1e-5
