@@ -1,7 +1,7 @@
 """Write functions of one quantised value: a number for each of its integers.
 
-Such a function is the integers themselves, a CLAMP, a RESCALE or a TABLE. For int16 a TABLE has a number for
-every 128th integer and interpolates between them.
+Such a function is the integers themselves, a CLAMP, a TABLE, or for int16 a RESCALE. A TABLE of int16 has a
+number for every 128th integer and interpolates between them.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ def look_up(
 ) -> TosaValue | None:
     """Return `levels` of `to` by the cheapest operator that gives exactly these.
 
-    That is none, CLAMP, RESCALE, RESCALE and CLAMP, or TABLE. Returns None if there is none, since a TABLE of
-    int16 interpolates. `slope` is that of the line on which the levels may be.
+    That is none, CLAMP, TABLE for int8, and RESCALE or RESCALE and CLAMP for others. Returns None if there is
+    none, since a TABLE of int16 interpolates. An Ethos-U looks up a TABLE as it computes what is looked up,
+    and takes a step of its own for a RESCALE. `slope` is that of the line on which the levels may be.
     """
     own = torch.arange(of.low, of.high + 1)
     ends = int(levels.min()), int(levels.max())
     if of.dtype == to.dtype and torch.equal(levels, own.clamp(*ends).double()):
         return clamp(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
-    in_bytes, slopes = of.dtype == to.dtype == torch.int8, [slope]
-    middle = (levels > ends[0]) & (levels < ends[1])
-    if not in_bytes and int(middle.sum()) > 1:  # clipped ends say nothing about the line
+    if of.dtype == to.dtype == torch.int8:
+        table = w.constant(levels.to(torch.int8))
+        return w.op("TABLE", [x, table], x.shape, "INT8")
+    middle, slopes = (levels > ends[0]) & (levels < ends[1]), [slope]
+    if int(middle.sum()) > 1:  # clipped ends say nothing about the line
         slopes.append(slope_of(levels[middle]))
     for each in filter(fits, slopes):
         dtype, line = DTYPES[to.dtype], rescale_integers(own, [each], of.zero_point, to.zero_point)
         exact = torch.equal(levels, line.clamp(*_reach(dtype)).double())
-        if exact or (not in_bytes and torch.equal(levels, line.clamp(*ends).double())):
+        if exact or torch.equal(levels, line.clamp(*ends).double()):
             y = rescale(w, x, [each], dtype, zero_point=of.zero_point, to_zero_point=to.zero_point)
             return y if exact else clamp(w, y, *ends)
-    if not in_bytes:
-        return None
-    table = w.constant(levels.to(torch.int8))
-    return w.op("TABLE", [x, table], x.shape, "INT8")
+    return None
 
 
 def clamp(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
