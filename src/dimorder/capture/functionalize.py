@@ -79,7 +79,7 @@ def functionalize(
 
 
 def _decomposed(exported: ExportedProgram) -> ExportedProgram:
-    """Return the program as torch decomposes it. Of the notes on nodes, torch keeps those in CUSTOM."""
+    """Return the program as torch decomposes it, with the notes on nodes that torch keeps only in CUSTOM."""
     apart = write_apart(exported)
     for node in filter(may_resize, apart.graph.nodes):
         set_meta(node, CUSTOM, {**node.meta.get(CUSTOM, {}), RESIZES: True})

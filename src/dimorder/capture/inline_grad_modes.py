@@ -1,7 +1,7 @@
 """Write what a network computes under torch.set_grad_enabled among its other calls.
 
-torch.export keeps it as a call of a graph. torch decomposes a program with gradients into one with a backward
-pass, for which it raises an IndexError.
+torch.export keeps it as a call of a graph. A program with gradients is decomposed into one with a backward
+pass, for which torch raises an IndexError.
 """
 
 from __future__ import annotations

@@ -226,14 +226,23 @@ class Scaled(torch.Tensor):
 def dequantize_in_float64(
     values: Tensor, scales: Tensor, zero_points: Tensor | int | None, axis: int
 ) -> Tensor:
-    """Return (`values` − `zero_points`) · `scales` in float64, with scales and zero points along `axis`."""
+    """Return (`values` − `zero_points`) · `scales` in float64, with scales and zero points along `axis`.
+
+    A single element is the number of float32 with which PyTorch computes: a half of a value is its half.
+
+    >>> dequantize_in_float64(torch.tensor([127]), torch.tensor([1 / 254]), None, 0)
+    tensor([0.5000], dtype=torch.float64)
+    >>> _.item()
+    0.5
+    """
     along = [-1 if d == axis else 1 for d in range(values.dim())]
     real = values.to(torch.float64, copy=True)  # changed in place: a table of weights may be large
     if isinstance(zero_points, Tensor):
         real.sub_(zero_points.reshape(along))
     elif zero_points:
         real.sub_(zero_points)
-    return real.mul_(scales.double().reshape(along))
+    real.mul_(scales.double().reshape(along))
+    return real.float().double() if real.numel() == 1 else real
 
 
 def are_equal(a: Tensor, b: Tensor) -> bool:

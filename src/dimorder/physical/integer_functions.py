@@ -12,7 +12,7 @@ from torch.fx import Node, map_arg
 
 from dimorder.graph.elements import jumps, moves
 from dimorder.graph.nodes import bound
-from dimorder.graph.quantized import IntegerType, Scaled, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 
 aten = torch.ops.aten
 
@@ -38,10 +38,7 @@ def computed(node: Node, numbers: Mapping[Node, Tensor], constants: Mapping[Node
 
     PyTorch compares and rounds numbers of float32. Each constant has one element.
     """
-    held = dict(numbers)
-    for value, constant in constants.items():
-        real = constant.in_float64 if isinstance(constant, Scaled) else _wide(constant)
-        held[value] = real.reshape(())
+    held = {**numbers, **{value: _wide(constant).reshape(()) for value, constant in constants.items()}}
     if node.meta["val"].dtype == torch.bool or jumps(node.target, node.kwargs):
         held = {value: each.float() if each.is_floating_point() else each for value, each in held.items()}
     args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
