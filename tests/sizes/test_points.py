@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -14,6 +15,7 @@ import dimorder
 from dimorder.sizes.export_symbolic import export_symbolic
 from tests.marks import require_runtime
 from tests.sizes.symbols import errors
+from tests.small_networks import OneInput
 
 
 class Deep(nn.Module):
@@ -73,3 +75,23 @@ def test_a_same_padding_is_computed_in_integers(target: str) -> None:
     lowered = dimorder.lower(net, (torch.randn(2, 3, 61, 52),), dynamic_shapes=DIMS, target=target)
     for shape in ((1, 3, 33, 33), (4, 3, 90, 90), (2, 3, 33, 90), (3, 3, 64, 65), (1, 3, 89, 34)):
         assert max(errors(lowered, net, torch.randn(shape))) <= 1e-5
+
+
+WINDOWS = {
+    "windows of one dimension": (lambda x: x.unfold(2, 2, 2), 4),
+    "many windows": (lambda x: x.unfold(2, 9, 9), 18),
+    "windows of pictures": (lambda x: F.unfold(x, (2, 3), stride=(2, 3)), 4),
+    "windows beside padding": (lambda x: F.unfold(x, (2, 2), padding=(1, 0), stride=(2, 2)), 3),
+}
+
+
+@pytest.mark.parametrize("target", ["torch", "litert"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_that_touch_leave_elements_over_at_some_sizes(name: str, target: str) -> None:
+    require_runtime(target)
+    function, least = WINDOWS[name]
+    net, most = OneInput(lambda m, x: 2 * function(x)), 3 * least
+    dims = ({2: Dim("H", min=least, max=most)},)
+    lowered = dimorder.lower(net, (torch.randn(1, 4, least + 1, 6),), dynamic_shapes=dims, target=target)
+    for height in range(least, most + 1):
+        assert max(errors(lowered, net, torch.randn(1, 4, height, 6))) <= 1e-6

@@ -391,6 +391,7 @@ SHARED: dict[str, Case] = {
         (),
     ),
     "matmul, transposed, by itself": (lambda x: x.transpose(0, 2) @ x.transpose(0, 2), (r(4, 5, 2, 4),), ()),
+    "mean of it": (lambda x: (x.transpose(0, 2) @ x.transpose(0, 2)).mean(0), (r(4, 5, 2, 4),), ()),
     "matmul, rank 3 by 2": (torch.matmul, (r(2, 4, 7), r(7, 3)), ()),
     "matmul, rank 3 by 2, constant": (torch.matmul, (r(2, 4, 7),), (r(7, 3),)),
     "softmax, not the last": (lambda x: (torch.softmax(x, 1), torch.softmax(x, 0)), (Y,), ()),

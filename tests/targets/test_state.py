@@ -292,3 +292,19 @@ def test_a_pt2_remembers_without_dimorder(tmp_path: Path) -> None:
     module = torch.export.load(path).module()
     for call, (wanted,) in zip(calls, results(copy.deepcopy(network), calls), strict=True):
         torch.testing.assert_close(module(call["x"])[0], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["torch", "litert"])
+def test_a_buffer_that_is_set_to_an_input_has_the_axes_of_its_readers(target: str) -> None:
+    """Nothing else reads the input, and the reader of the buffer cuts a dimension."""
+
+    def pairs(m: Any, x: Tensor) -> Tensor:
+        y = m.a.unflatten(1, (2, 3)).transpose(0, 1).relu()
+        m.a.copy_(x)
+        return y
+
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    lowered = dimorder.lower(OneInput(pairs, a=2 * x), (x,), target=target)
+    for wanted in (2 * x, x):
+        (y,) = pytree.tree_leaves(lowered.run(x))
+        assert torch.equal(y, wanted.unflatten(1, (2, 3)).transpose(0, 1).relu())

@@ -157,6 +157,9 @@ class _Mapper:
             shape = tuple(node.meta["val"].shape)
             dims = [d for d, size in enumerate(shape) if size != 1]
             found[node] = AxedTensor(tuple(shape[d] for d in dims), tuple(dims), {})
+        for buffer, left in self.annotated.program.carried:
+            if left in found:
+                found[left] = self.annotated.state[buffer]
         for call, tensors in self.annotated.reads.items():
             for node, tensor in zip(operands(call), tensors, strict=True):
                 if node in found:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.nodes import may_resize
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.indexed import cat, slice_
 from dimorder.ops.moves import unsqueeze, view
@@ -40,7 +41,7 @@ def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
         return view(n, x, [1])
     before, full, after = around(x, dim)
     d, count = len(before), full // step
-    if size != step or (full % step and size <= _FEW):
+    if size != step or ((full % step or may_resize(n.node)) and size <= _FEW):
         taps = [every(n, x, d, begin, size, step) for begin in range(size)]
         return n.write(aten.cat.default, [unsqueeze(n, tap, -1) for tap in taps], len(shape_of(x)))
     x = view(n, n.write(aten.slice.Tensor, x, d, 0, count * step), [*before, count, step, *after])

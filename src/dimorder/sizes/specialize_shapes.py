@@ -23,6 +23,7 @@ from dimorder.graph.nodes import RESIZES, VALUE, bound, drop_meta, operator_at, 
 from dimorder.ops.attention import ATTENTION
 
 _IN_PIECES = (torch.ops.aten.split.Tensor, torch.ops.aten.chunk.default)
+_WINDOWS = (torch.ops.aten.unfold.default, torch.ops.aten.im2col.default)
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
@@ -221,16 +222,33 @@ def _resizes(node: Node) -> bool:
     """Return whether a call may leave its operand as it is here, and change it at other sizes.
 
     It reads a number computed from sizes, and changes a size of its operand. Or it is attention with a mask
-    of a dynamic size. A slice that cuts the same from its operand at all sizes is none.
+    of a dynamic size, or takes windows that touch and may leave elements over. A slice that cuts the same
+    from its operand at all sizes is none.
     """
     if node.target is torch.ops.aten.slice.Tensor and _cuts_alike(node):
         return False
+    if node.target in _WINDOWS:
+        return _leaves_elements(node)
     if node.target is ATTENTION:
         mask = bound(node.target, node.args, node.kwargs)["attn_mask"]
         return mask is not None and any(isinstance(size, torch.SymInt) for size in mask.meta[VALUE].shape)
     read = [each.meta.get(VALUE) for each in node.all_input_nodes]
     shapes = [list(value.shape) for value in (*read, node.meta.get(VALUE)) if isinstance(value, torch.Tensor)]
     return any(isinstance(value, torch.SymInt) for value in read) and str(shapes[:1]) != str(shapes[-1:])
+
+
+def _leaves_elements(windows: Node) -> bool:
+    """Return whether windows side by side may leave elements of a dynamic size over."""
+    read = bound(windows.target, windows.args, windows.kwargs)
+    shape = read["self"].meta[VALUE].shape
+    if windows.target is torch.ops.aten.unfold.default:
+        cuts = [(shape[read["dimension"]], read["size"], read["step"])] if shape else []
+    else:
+        whole = [size + 2 * pad for size, pad in zip(shape[-2:], read["padding"], strict=True)]
+        spans = [d * (k - 1) + 1 for d, k in zip(read["dilation"], read["kernel_size"], strict=True)]
+        cuts = list(zip(whole, spans, read["stride"], strict=True))
+    rest = [whole % step for whole, size, step in cuts if size == step and isinstance(whole, torch.SymInt)]
+    return any(not isinstance(each, torch.SymInt) or each.node.expr != 0 for each in rest)
 
 
 def _cuts_alike(node: Node) -> bool:

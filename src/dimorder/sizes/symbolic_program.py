@@ -229,8 +229,7 @@ class SymbolicProgram:
             found = find_three_apart([*found, *points]) or found
         if len(found) > 1 and self._count_varying(found) < len(self._remainders):
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
-            steps = [[last[s.name] + step for step in (0, -s.step, s.step)] for s in self.symbols]
-            near = (p for p in _points(self.symbols, steps) if self._contains(p) and chance(p)[0] < 1000)
+            near = (p for p in self._near([last, *found]) if chance(p)[0] < 1000)
             apart = (p for p in near if are_apart([*found, p]) and products_are_apart([*found, p]))
             others = sorted((p for p in apart if not repeats(p, found)), key=chance)
             found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
@@ -244,11 +243,8 @@ class SymbolicProgram:
 
         Such points are near. A quotient such as (H - 1) // 32 may differ at an end of its range alone.
         """
-        found, last = list(points), points[-1]
-        steps = _NEAR if len(self.symbols) < _MANY else _NEAR[:3]
-        sizes = [[last[s.name] + s.step * step for step in steps] for s in self.symbols]
-        others = itertools.chain(_points(self.symbols, sizes), self.corners)
-        near = [point for point in others if self._contains(point) and self._is_general(point)]
+        found, steps = list(points), _NEAR if len(self.symbols) < _MANY else _NEAR[:3]
+        near = [point for point in self._near(points[-1:], steps) if self._is_general(point)]
         numbers = {size.node.expr for size in self._sizes_and_numbers}
         wanted = sum(bool(number.free_symbols) for number in numbers)
         while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
@@ -257,6 +253,12 @@ class SymbolicProgram:
                 break
             found.append(best)
         return found
+
+    def _near(self, points: Sequence[Point], steps: Sequence[int] = _NEAR[:3]) -> list[Point]:
+        """Return the points that are some steps away from these in each dynamic size, and the corners."""
+        sizes = ([[p[s.name] + s.step * step for step in steps] for s in self.symbols] for p in points)
+        near = itertools.chain.from_iterable(_points(self.symbols, each) for each in sizes)
+        return [point for point in (*near, *self.corners) if self._contains(point)]
 
     def _is_general(self, point: Point) -> bool:
         """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""

@@ -60,7 +60,8 @@ class Differences(NamedTuple):
             explained = quanta <= origin.choices
             quanta = torch.where(explained, quanta.clamp(max=QUANTA), quanta)
             off = (quanta > 0) & ~explained
-        return Differences(int(quanta.max()), int(off.sum()), quanta.numel())
+        most = int(quanta.max()) if quanta.numel() else 0
+        return Differences(most, int(off.sum()), quanta.numel())
 
     @staticmethod
     def together(parts: Iterable[Differences]) -> Differences:

@@ -71,8 +71,9 @@ def matmul(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue, is_transposed: bool 
             x, y = (w.expanded(v, (*batch, *v.shape[-2:])) for v in (x, y))
             merged = [(math.prod(batch),)] * 2
         x, y = (w.reshape(v, (*to, *v.shape[-2:])) for v, to in zip((x, y), merged, strict=True))
-    if x.tensor == y.tensor:  # XNNPACK multiplies a TRANSPOSE's result wrongly with itself
-        y = w.copied(y)
+    if x.tensor == y.tensor:
+        # XNNPACK multiplies a TRANSPOSE's result wrongly with itself. It may leave out a RESHAPE.
+        y = w.elementwise("MAXIMUM", y, y)
     out = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], columns)
     return w.reshape(w.op("BATCH_MATMUL", [x, y], out, adjX=False, adjY=is_transposed), shape)
 

@@ -58,8 +58,9 @@ def _matmul(w: XnnBuilder, a: Arguments) -> XnnValue:
     if isinstance(right, View) and right.is_transposed:
         flags, y = ("TRANSPOSE_B",), right.value
     y = y or w.dense(right)
-    if x.id == y.id:  # XNNPACK multiplies the result of a transpose wrongly with itself
-        y = w.copied(y)
+    if x.id == y.id:
+        # XNNPACK multiplies the result of a transpose wrongly with itself. It may leave out a Copy.
+        y = w.node("Maximum", y.shape, input1_id=y.id, input2_id=y.id)
     shape = a.shape
     if len(right.shape) == 2:
         rows = math.prod(x.shape[:-1])
