@@ -332,3 +332,17 @@ def test_an_int8_operator_outside_of_the_delegate_is_refused() -> None:
         "  found: an int8 TRANSPOSE_CONV that dynamic sizes keep out of XNNPACK's delegate",
         "  fix: fix the size, or lower one program for each size that is needed",
     ]
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+def test_a_part_may_have_no_elements(target: str) -> None:
+    """Of one channel, the part that is rolled around is the whole, and the other one is empty."""
+
+    class Rolled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return quantised(x, 0.03, 4).roll((0, 1), (0, 1))
+
+    dims = ({1: Dim("C", min=1, max=7)},)
+    lowered = dimorder.lower(Rolled(), (torch.randn(2, 4, 3, 5),), dynamic_shapes=dims, target=target)
+    for channels in (1, 7, 2):
+        assert max(errors(lowered, Rolled(), torch.randn(2, channels, 3, 5))) == 0

@@ -165,7 +165,7 @@ def rounding_errors(
             found = narrow.tensors(*inputs)
         for name, value in narrow.read.items():
             off = (value.double() - wide.read[name].double()).abs().nan_to_num(0.0, 0.0)
-            margin = HALF_FACTOR * (off if draws else off.max())
+            margin = HALF_FACTOR * (off if draws or not off.numel() else off.max())
             read[name] = torch.maximum(read[name], margin) if name in read else margin
         for i, (value, wanted) in enumerate(zip(found, exact, strict=True)):
             if value.is_floating_point():  # also float32 that is computed from half precision

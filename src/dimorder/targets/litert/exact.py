@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
@@ -24,7 +23,7 @@ from dimorder.targets.litert.emit import WrittenGraph
 from dimorder.targets.litert.flatbuffer import SIGNATURE, serialize
 from dimorder.targets.litert.model import LiteRtModel, is_by_rows
 from dimorder.targets.litert.runtime import LiteRtProgram, as_in_file, from_file
-from dimorder.verification.differences import QUANTA
+from dimorder.verification.differences import QUANTA, Differences
 from dimorder.verification.verify_integers import require_meant
 
 
@@ -98,7 +97,7 @@ class OperatorsRun:
                 model.require_near(node, [tensors[name] for name in node.inputs if name], result)
                 continue
             wanted = model.result(node, [tensors[name] for name in node.inputs if name])
-            off = int((result.to(torch.int32) - wanted.to(torch.int32)).abs().max())
+            off = Differences.between(result, wanted).most
             if off > QUANTA:
                 raise VerificationError(
                     f"{node.kind} for {node.outputs[0]}, by LiteRT's {self.kernels} kernels",
