@@ -190,3 +190,17 @@ def test_a_transposed_convolution_of_volumes(name: str, target: str) -> None:
     assert found.snr_db is not None
     assert found.snr_db > 30
     assert found.quanta <= 1
+
+
+def test_linear_attention_has_a_softmax_of_a_transposed_value() -> None:
+    """Its result, as Arm's passes write it, would have strides that the product cannot view."""
+
+    def attend(m: Net, x: Tensor) -> Tensor:
+        heads = m.project(x).reshape(2, 5, 3, 2).transpose(1, 2)
+        y: Tensor = torch.einsum("bhnd,bhne->bhde", heads.softmax(-2), heads)
+        return y
+
+    x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
+    quantized = dimorder.quantize(Net(attend, project=nn.Linear(6, 6)).eval(), [x, 0.7 * x], target="tosa")
+    (found,) = quantized.compare(dimorder.lower(quantized, (x,), target="tosa"))
+    assert found.quanta <= 1

@@ -336,7 +336,7 @@ def test_an_int8_operator_outside_of_the_delegate_is_refused() -> None:
 
 @pytest.mark.parametrize("target", SUFFIX)
 def test_a_part_may_have_no_elements(target: str) -> None:
-    """Of one channel, the part that is rolled around is the whole, and the other one is empty."""
+    """The part that is rolled around is the whole of one channel, and the other part is empty."""
 
     class Rolled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class UnknownCalls(WrappedQuantizer):
     """Another quantizer, for which calls that it does not know are rewritten, or annotated as others."""
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        make_contiguous_before_softmax(model)
         rewrite_norms(model)
         rewrite_cosines(model)
         rewrite_deviations(model)
@@ -50,6 +51,26 @@ class UnknownCalls(WrappedQuantizer):
     def annotate(self, model: GraphModule) -> GraphModule:
         with shown_as(model.graph, _ANNOTATED_AS):
             return super().annotate(model)
+
+
+def make_contiguous_before_softmax(model: GraphModule) -> None:
+    """Copy each operand of a softmax that is not contiguous, in place, as the softmax itself does.
+
+    Arm's passes write a softmax in operators that keep strides, and a view of its result may then be none.
+
+    >>> class Columns(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.mT.softmax(-1).view(-1)
+    >>> model = torch.export.export(Columns(), (torch.zeros(2, 5),)).module(check_guards=False)
+    >>> make_contiguous_before_softmax(model)
+    >>> [str(node.target) for node in model.graph.nodes][1:-1]
+    ['aten.mT.default', 'aten.clone.default', 'aten.softmax.int', 'aten.view.default']
+    """
+    for node in model.graph.find_nodes(op="call_function", target=aten.softmax.int):
+        x, *rest = node.args
+        if not tensor_of(x).is_contiguous():
+            dense = computed_before(node, aten.clone.default, x, memory_format=torch.contiguous_format)
+            node.args = (dense, *rest)
 
 
 def rewrite_logsumexp(model: GraphModule) -> None:
