@@ -45,6 +45,11 @@ def of_at_most(conv: nn.Module, x: Tensor) -> Tensor:
     return y[:, :, : min(x.shape[2], 9)] + y[:, :, :1, : min(x.shape[2:])].mean(3, keepdim=True)
 
 
+def of_at_least(conv: nn.Module, x: Tensor) -> Tensor:
+    """Cut 8 rows, but leave 2: the distance of the end is 8 at the points of the plan alone."""
+    return torch.as_tensor(conv(x))[:, :, : max(x.shape[2] - 8, 2), 1 : min(x.shape[3] - 1, 27)]
+
+
 class Beside(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -56,7 +61,7 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
-@pytest.mark.parametrize("function", [to_multiple, to_the_skip, to_one_size, to_square, of_at_most])
+@pytest.mark.parametrize("function", [to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least])
 def test_a_padding_or_crop_by_a_dynamic_amount_is_not_a_convolutions_own(
     target: str, function: Callable[[nn.Module, Tensor], Tensor]
 ) -> None:

@@ -165,6 +165,16 @@ class SizeTable:
         other = formula(known)
         return formula if isinstance(other, SymInt) and self._are_equal(size, other) else None
 
+    def keep_distance(self, values: Sequence[int], others: Sequence[int]) -> bool:
+        """Return whether two sizes at one distance at the points are so at all sizes, as far as is known.
+
+        A size such as max(T - 8, 1) may have its distance from T at the points alone.
+        """
+        size, other = self.known.get(tuple(values)), self.known.get(tuple(others))
+        if size is None or other is None:
+            return True
+        return self._are_equal(size, other + (values[0] - others[0]))
+
     def _are_equal(self, size: SymInt, other: SymInt) -> bool:
         """Return whether two sizes are equal: at the ends and in the middles of the ranges, unless proven.
 

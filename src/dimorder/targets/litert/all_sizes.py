@@ -233,14 +233,16 @@ def _strided_slice(
     """
     starts, ends, steps = numbers
     whole = sum(1 << d for d, (end, size) in enumerate(zip(ends, x, strict=True)) if end == size)
-    first = [_from_end(start, size) for start, size in zip(starts, x, strict=True)]
-    last = [0 if end == size else _from_end(end, size) for end, size in zip(ends, x, strict=True)]
+    first = [_from_end(sizes, start, size) for start, size in zip(starts, x, strict=True)]
+    last = [0 if end == size else _from_end(sizes, end, size) for end, size in zip(ends, x, strict=True)]
     return "STRIDED_SLICE", [sizes.vector(each) for each in (first, last, steps)], {"endMask": whole}
 
 
-def _from_end(place: int, size: int) -> int:
+def _from_end(sizes: SizeOperators, place: int, size: int) -> int:
     distance = size - place
-    return -distance if isinstance(place, DynamicSize) and not isinstance(distance, DynamicSize) else place
+    if not isinstance(place, DynamicSize) or isinstance(distance, DynamicSize):
+        return place
+    return -distance if sizes.keep_distance(place, size) else place
 
 
 _FORMS: Mapping[str, _Form] = MappingProxyType(

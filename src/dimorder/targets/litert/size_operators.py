@@ -99,6 +99,12 @@ class SizeOperators:
         """Return whether an earlier value has this size."""
         return isinstance(number, DynamicSize) and number.values in self._sources
 
+    def keep_distance(self, one: int, other: int) -> bool:
+        """Return whether two numbers at one distance at the points are known to be so at all sizes."""
+        if self.table is None or not isinstance(one, DynamicSize) or not isinstance(other, DynamicSize):
+            return True
+        return self.table.keep_distance(one.values, other.values)
+
     def like(self, constant: TfLiteTensor, numbers: Sequence[int]) -> str:
         """Return these numbers in the shape and the type of a constant. Raises `UnknownSizeError`."""
         shape = constant.shape
