@@ -183,3 +183,17 @@ def test_pools_and_distances_have_any_length(
         results = lowered(given)
         for pair in zip(pytree.tree_leaves(results), pytree.tree_leaves(wanted), strict=True):
             assert relative_error(*pair) <= 1e-5
+
+
+def test_distances_of_always_many_points_to_themselves_are_those_of_pytorch() -> None:
+    """PyTorch's matmul for more than 25 points rounds the distance of a point to itself, which is zero."""
+
+    class ToThemselves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cdist(x, x)
+
+    sizes = ({1: Dim("T", min=26, max=57)},)
+    lowered = dimorder.lower(ToThemselves(), (torch.randn(2, 33, 3),), dynamic_shapes=sizes)
+    for length in (26, 57, 40):
+        x = torch.randn(2, length, 3)
+        assert torch.equal(lowered(x), torch.cdist(x, x))

@@ -61,7 +61,9 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
-@pytest.mark.parametrize("function", [to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least])
+@pytest.mark.parametrize(
+    "function", [to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least]
+)
 def test_a_padding_or_crop_by_a_dynamic_amount_is_not_a_convolutions_own(
     target: str, function: Callable[[nn.Module, Tensor], Tensor]
 ) -> None:

@@ -6,7 +6,8 @@
    of its batch.
 2. The places of `torch.linspace` are those of `arange`, of which torch.export keeps the number dynamic.
 3. A pool over a length is one over pictures of one row. torch's own check of it fixes the length.
-4. `torch.cdist` takes another way for more than 25 rows. The way for few rows is right for all of them.
+4. `torch.cdist` computes by a matmul for more than 25 rows. It does so here if there always are so many, and
+   else as for few rows, which is right for all of them.
 5. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
 """
 
@@ -18,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.overrides import TorchFunctionMode
 
+_FEW_ROWS = 25  # of an operand of cdist, which computes by a matmul for more
 _BY_NUMBER_OF_ROWS = "use_mm_for_euclid_dist_if_necessary"
 
 
@@ -92,8 +94,12 @@ def _max_pool1d(
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = _BY_NUMBER_OF_ROWS) -> Tensor | None:
     """Return what `torch.cdist` does, if a number of rows is dynamic and would decide how it computes."""
-    is_decided = compute_mode != _BY_NUMBER_OF_ROWS or not any(map(_is_known, (x1.shape[-2], x2.shape[-2])))
-    return None if is_decided else torch.cdist(x1, x2, p, "donot_use_mm_for_euclid_dist")
+    rows = x1.shape[-2], x2.shape[-2]
+    if compute_mode != _BY_NUMBER_OF_ROWS or not any(map(_is_known, rows)):
+        return None
+    are_many = any(statically_known_true(count > _FEW_ROWS) for count in rows)
+    mode = "use_mm_for_euclid_dist" if are_many else "donot_use_mm_for_euclid_dist"
+    return torch.cdist(x1, x2, p, mode)
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor | None:
