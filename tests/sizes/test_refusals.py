@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim
 
 import dimorder
@@ -183,6 +183,26 @@ def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggest
         "(dim 2 of x)",
         "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
     ]
+
+
+def test_all_that_a_network_needs_of_one_size_is_named() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, : max(x.shape[1] - 8, 1)] * 2
+
+    sizes = ({1: Dim("T", min=4, max=30)},)
+    with pytest.raises(UnsupportedError, match=r"max\(1, \(-8\) \+ T\) <= T and .* != 1 and T != "):
+        dimorder.lower(Cut(), (torch.randn(2, 11),), dynamic_shapes=sizes)
+
+
+def test_sizes_of_which_torch_suggests_an_empty_range_are_named_as_the_cause() -> None:
+    class Patches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = nn.functional.pad(x, (0, -x.shape[1] % 3))
+            return x.view(2, x.shape[1] // 3, 3).sum(-1)
+
+    with pytest.raises(UnsupportedError, match="operators that ask something of a dynamic size"):
+        dimorder.lower(Patches(), (torch.randn(2, 11),), dynamic_shapes=({1: Dim("T", min=6, max=14)},))
 
 
 def test_a_suggested_range_without_an_end_is_python() -> None:

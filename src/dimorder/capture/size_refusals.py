@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,11 @@ _EQUAL = re.compile(
     r"The values of (\S+) = (L\[.+?\]\.size\(\)\[\d+\]) and (\S+) = (L\[.+?\]) must always be equal"
 )
 _SIZE = re.compile(r"L\['(\w+)'\](\S*?)\.size\(\)\[(\d+)\]")
-_UNDECIDED = ("Expected an equality constraint", "Expected op to be '=='")  # assertions of torch's solver
+_UNDECIDED = (  # errors of torch's solver
+    "Expected an equality constraint",
+    "Expected op to be '=='",
+    "Cannot create Dim with inconsistent",
+)
 
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})
 
@@ -54,8 +58,17 @@ def refused_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[st
     other = "give both the same Dim" if _EQUAL.search(reasons[0]) else "narrow the range, or fix the size"
     suggested = ", ".join(itertools.takewhile(bool, after)).replace(", max=oo", "")  # as sympy has it
     fixes = f"give sizes that the network takes: {suggested}" if suggested else other
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    return f"{_reason(reasons[0], places)}{more}", fixes
+    joined = _joined(reasons)
+    more = f" (and {len(reasons) - 1} more)" if joined is None and len(reasons) > 1 else ""
+    return f"{_reason(joined or reasons[0], places)}{more}", fixes
+
+
+def _joined(reasons: Sequence[str]) -> str | None:
+    """Return reasons that are guards on one size as one reason: torch names guards too that always hold."""
+    guards = [guard for each in reasons if (guard := _GUARD.search(each)) is not None]
+    if len(guards) < len(reasons) or len({guard.groups()[:3] for guard in guards}) > 1:
+        return None
+    return reasons[0].replace(guards[0][4], " and ".join(guard[4] for guard in guards))
 
 
 def _reason(text: str, places: Mapping[str, str]) -> str:
