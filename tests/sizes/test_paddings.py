@@ -50,6 +50,17 @@ def of_at_least(conv: nn.Module, x: Tensor) -> Tensor:
     return torch.as_tensor(conv(x))[:, :, : max(x.shape[2] - 8, 2), 1 : min(x.shape[3] - 1, 27)]
 
 
+def to_the_middle(conv: nn.Module, x: Tensor) -> Tensor:
+    """Pad small pictures above and below, and cut large ones, to one height."""
+    high = 17 - x.shape[2]
+    return torch.as_tensor(conv(F.pad(x, (0, 0, high // 2, high - high // 2))))
+
+
+def by_a_remainder(conv: nn.Module, x: Tensor) -> Tensor:
+    """Cut a column where the width is a multiple of 4, and a row of the heights of less than 9."""
+    return torch.as_tensor(conv(F.pad(x, (0, x.shape[3] % 4 - 1, x.shape[2] // 3 - 3, 0))))
+
+
 class Beside(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -62,7 +73,11 @@ class Beside(nn.Module):
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
 @pytest.mark.parametrize(
-    "function", [to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least]
+    "function",
+    [
+        *(to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least),
+        *(to_the_middle, by_a_remainder),
+    ],
 )
 def test_a_padding_or_crop_by_a_dynamic_amount_is_not_a_convolutions_own(
     target: str, function: Callable[[nn.Module, Tensor], Tensor]

@@ -9,19 +9,26 @@
 4. `torch.cdist` computes by a matmul for more than 25 rows. It does so here if there always are so many, and
    else as for few rows, which is right for all of them.
 5. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
+6. A padding by an amount that is below zero at some sizes alone is a cut and a padding, each by none or more.
+   Kernels take no amount below zero, and planned points may not show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
+import torch.nn.functional as F
 from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.overrides import TorchFunctionMode
+from torch.utils._sympy.value_ranges import ValueRanges
 
+_NEAR = 4  # sizes at each end of a range, at which the sign of a padding is looked up
 _FEW_ROWS = 25  # of an operand of cdist, which computes by a matmul for more
 _BY_NUMBER_OF_ROWS = "use_mm_for_euclid_dist_if_necessary"
 
@@ -112,6 +119,41 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     return input.gather(dim, indices) if are_dynamic and all(a is b or a == b for a, b in others) else None
 
 
+def _pad(
+    input: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None
+) -> Tensor | None:
+    """Return what a padding does, if an amount is below zero at some sizes alone: cut, then pad."""
+    varies = [mode == "constant" and _cuts_at_some_sizes(amount) for amount in pad]
+    if not any(varies):
+        return None
+    cuts = [torch.sym_max(-amount, 0) if each else 0 for amount, each in zip(pad, varies, strict=True)]
+    x = input
+    for place, (low, high) in enumerate(zip(cuts[::2], cuts[1::2], strict=True)):
+        dim = input.dim() - 1 - place
+        if any(varies[2 * place : 2 * place + 2]):
+            x = torch.ops.aten.slice.Tensor(x, dim, low, x.shape[dim] - high)
+    rest = [torch.sym_max(amount, 0) if each else amount for amount, each in zip(pad, varies, strict=True)]
+    return F.pad(x, rest, mode, value)
+
+
+def _cuts_at_some_sizes(amount: int | SymInt) -> bool:
+    """Return whether an amount is below zero at some sizes near the ends of their ranges, but not at all."""
+    if not _is_known(amount) or statically_known_true(amount >= 0):
+        return False
+    expression, ranges = amount.node.expr, amount.node.shape_env.var_to_range
+    near = [_near_the_ends(ranges[symbol]) for symbol in expression.free_symbols]
+    points = (dict(zip(expression.free_symbols, point, strict=True)) for point in itertools.product(*near))
+    return len({(expression.xreplace(point) < 0) == sympy.true for point in points}) > 1
+
+
+def _near_the_ends(sizes: ValueRanges[Any]) -> set[Any]:
+    """Return the first sizes of a range, and the last ones if there is a last one."""
+    steps, high = range(_NEAR), sizes.upper
+    first = {sizes.lower + step for step in steps}
+    last = {high - step for step in steps} if high.is_Integer else set()
+    return {size for size in first | last if sizes.lower <= size <= high}
+
+
 def _is_known(size: int | SymInt) -> bool:
     """Return whether a size is dynamic, and is not decided by data."""
     return isinstance(size, SymInt) and not free_unbacked_symbols(size)
@@ -141,8 +183,9 @@ _WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Tensor | None]] = MappingProxyTyp
     {
         torch.linspace: _line,
         torch.max_pool1d: _max_pool1d,
-        torch.nn.functional.max_pool1d: _max_pool1d,
+        F.max_pool1d: _max_pool1d,
         torch.cdist: _cdist,
+        F.pad: _pad,
         torch.take_along_dim: _take_along_dim,
         Tensor.take_along_dim: _take_along_dim,
     }
