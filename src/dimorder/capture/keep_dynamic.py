@@ -138,7 +138,7 @@ def _pad(
 
 def _cuts_at_some_sizes(amount: int | SymInt) -> bool:
     """Return whether an amount is below zero at some sizes near the ends of their ranges, but not at all."""
-    if not _is_known(amount) or statically_known_true(amount >= 0):
+    if isinstance(amount, int) or not _is_known(amount) or statically_known_true(amount >= 0):
         return False
     expression, ranges = amount.node.expr, amount.node.shape_env.var_to_range
     near = [_near_the_ends(ranges[symbol]) for symbol in expression.free_symbols]
