@@ -16,6 +16,8 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
@@ -228,7 +230,7 @@ def holds(claim: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -
     if math.prod(map(len, sizes)) > MOST_SIZES:
         return False
     return all(
-        claim.xreplace(dict(zip(symbols, map(sympy.Integer, point), strict=True))) == sympy.true
+        sympy_interp(PythonReferenceAnalysis, dict(zip(symbols, point, strict=True)), claim)
         for point in itertools.product(*sizes)
     )
 
