@@ -87,7 +87,8 @@ MOVERS: Mapping[Any, Elements] = MappingProxyType(
 # The operators whose result jumps where an operand passes a number.
 _JUMPS = frozenset(
     (
-        *(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isclose, aten.bucketize),
+        *(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isclose),
+        *(aten.bucketize, aten.searchsorted, aten.logical_not),
         *(aten.floor, aten.ceil, aten.trunc, aten.round, aten.frac, aten.remainder, aten.fmod),
         *(aten.floor_divide, aten.sign, aten.sgn, aten.signbit, aten.heaviside),
         *(aten.threshold, aten.hardshrink),
@@ -132,7 +133,7 @@ def jumps(operator: Any, arguments: Mapping[str, Any]) -> bool:
     True
     """
     dtype = arguments.get("dtype")
-    to_integers = isinstance(dtype, torch.dtype) and not dtype.is_floating_point
+    to_integers = isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
     rounded = arguments.get("rounding_mode") is not None
     return to_integers or rounded or getattr(operator, "overloadpacket", None) in _JUMPS
 
