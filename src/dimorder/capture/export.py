@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,17 +14,17 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
+from dimorder.capture.claims import holds
 from dimorder.capture.inline_grad_modes import inline_grad_modes
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
+from dimorder.capture.undecided_by_example import undecided_by_example
+from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import other_writer, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
@@ -130,6 +128,7 @@ def _exported(
     if dynamic_shapes is not None:
         _forget_conds()
     parts = nullcontext() if dynamic_shapes is None else KeepDynamic()
+    quotients = nullcontext() if dynamic_shapes is None else whole_quotients()
 
     def run() -> ExportedProgram:
         with unchanged(model), without_fake_tensors(model):
@@ -140,7 +139,7 @@ def _exported(
                 prefer_deferred_runtime_asserts_over_guards=defers,
             )
 
-    with torch.no_grad(), eval_mode(model), parts:
+    with torch.no_grad(), eval_mode(model), parts, quotients:
         program = with_assigned_buffers(model, run)
     refuse_gradients(program)
     return program
@@ -174,12 +173,15 @@ def _with_assertions(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram | None:
     """Export a module with assertions for what torch could not prove of its sizes; None unless all hold."""
-    try:
-        with proven_contiguity():
-            program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
-    except Exception:  # the first attempt's error explains it better
-        return None
-    return program if holds_throughout(program) and not is_narrowed(program) else None
+    for decides in (nullcontext, undecided_by_example):
+        try:
+            with proven_contiguity(), decides():
+                program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
+        except Exception:  # the first attempt's error explains it better
+            continue
+        if holds_throughout(program) and not is_narrowed(program):
+            return program
+    return None
 
 
 def is_narrowed(program: ExportedProgram) -> bool:
@@ -190,9 +192,6 @@ def is_narrowed(program: ExportedProgram) -> bool:
         if own.lower > max(wanted.lower / step, 2) or step * own.upper < wanted.upper:
             return True
     return False
-
-
-MOST_SIZES = 50_000  # the most sizes, or combinations of sizes, for which assertions are checked
 
 
 def holds_throughout(program: ExportedProgram) -> bool:
@@ -219,20 +218,6 @@ def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
         value = node.args[0]
         value = value.meta["val"] if isinstance(value, torch.fx.Node) else value
         yield value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(bool(value))
-
-
-def holds(claim: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> bool:
-    """Return whether a claim on sizes holds for every size in their ranges, as `holds_throughout` does."""
-    symbols = sorted(claim.free_symbols, key=str)
-    if any(symbol not in ranges or not ranges[symbol].upper.is_Integer for symbol in symbols):
-        return False
-    sizes = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
-    if math.prod(map(len, sizes)) > MOST_SIZES:
-        return False
-    return all(
-        sympy_interp(PythonReferenceAnalysis, dict(zip(symbols, point, strict=True)), claim)
-        for point in itertools.product(*sizes)
-    )
 
 
 def require_arguments(args: object, kwargs: object) -> None:

@@ -11,6 +11,8 @@
 5. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
 6. A padding by an amount that is below zero at some sizes alone is a cut and a padding, each by none or more.
    Kernels take no amount below zero, and planned points may not show it.
+7. The larger of two numbers is the one that is larger at all sizes, if there is one. A same padding takes
+   `max(padding, 0)`. torch proves nothing of it: each convolution would double the length of its sizes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from dimorder.capture.claims import holds
+
+_MOST_COMPARED = 2**11  # sizes at which two numbers are compared
 _NEAR = 4  # sizes at each end of a range, at which the sign of a padding is looked up
 _FEW_ROWS = 25  # of an operand of cdist, which computes by a matmul for more
 _BY_NUMBER_OF_ROWS = "use_mm_for_euclid_dist_if_necessary"
@@ -154,6 +159,30 @@ def _near_the_ends(sizes: ValueRanges[Any]) -> set[Any]:
     return {size for size in first | last if sizes.lower <= size <= high}
 
 
+def _max(a: Any, b: Any) -> Any:
+    """Return the number that is larger at all sizes; None if there is none, or if it is not known."""
+    return a if _is_never_less(a, b) else b if _is_never_less(b, a) else None
+
+
+def _min(a: Any, b: Any) -> Any:
+    """Return the number that is smaller at all sizes; None if there is none, or if it is not known."""
+    return b if _is_never_less(a, b) else a if _is_never_less(b, a) else None
+
+
+def _is_never_less(a: Any, b: Any) -> bool:
+    """Return whether an integer is at least another one, at each size in its range."""
+    dynamic = [each for each in (a, b) if isinstance(each, SymInt)]
+    if not dynamic or not all(map(_is_known, dynamic)) or not all(type(n) in (int, SymInt) for n in (a, b)):
+        return False
+    ranges = {
+        # torch takes a size that may be 1 for at least 2
+        symbol: ValueRanges(1, own.upper) if own.lower == 2 else own
+        for symbol, own in dynamic[0].node.shape_env.var_to_range.items()
+    }
+    first, other = (each.node.expr if isinstance(each, SymInt) else each for each in (a, b))
+    return holds(sympy.Ge(first, other), ranges, most=_MOST_COMPARED)
+
+
 def _is_known(size: int | SymInt) -> bool:
     """Return whether a size is dynamic, and is not decided by data."""
     return isinstance(size, SymInt) and not free_unbacked_symbols(size)
@@ -179,13 +208,15 @@ _DIVIDED_BY: Mapping[Any, Callable[..., tuple[Tensor, int, int]]] = MappingProxy
     }
 )
 
-_WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Tensor | None]] = MappingProxyType(
+_WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.linspace: _line,
         torch.max_pool1d: _max_pool1d,
         F.max_pool1d: _max_pool1d,
         torch.cdist: _cdist,
         F.pad: _pad,
+        torch.sym_max: _max,
+        torch.sym_min: _min,
         torch.take_along_dim: _take_along_dim,
         Tensor.take_along_dim: _take_along_dim,
     }

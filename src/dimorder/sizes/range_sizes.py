@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from dimorder.capture.export import MOST_SIZES
+from dimorder.capture.claims import MOST_SIZES
 from dimorder.contract import Symbol
 
 _CANDIDATES = {1: 24, 2: 10, 3: 6, 4: 4, 5: 4, 6: 4}  # sizes of each symbol, by the number of symbols

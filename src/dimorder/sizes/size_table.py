@@ -25,7 +25,7 @@ from torch.utils._sympy.functions import (
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from dimorder.capture.export import holds
+from dimorder.capture.claims import holds
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
 from dimorder.sizes.affine import Formula, fit_formula, fit_quotient

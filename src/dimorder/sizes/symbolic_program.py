@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.export import MOST_SIZES
+from dimorder.capture.claims import MOST_SIZES
 from dimorder.capture.tabulate_numbers import tabulate_numbers
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
