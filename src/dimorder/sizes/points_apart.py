@@ -43,6 +43,24 @@ def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
     return len(points) < 3 or not any(itertools.starmap(_are_in_line, pairs))
 
 
+def first_that_differ(rows: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Return the rows after the first ones at which a number differs first that is equal in all of these.
+
+    Args:
+        rows: the values of the same numbers at each point.
+        count: how many rows are first.
+
+    >>> first_that_differ([[1, 5], [1, 6], [1, 7], [2, 5], [3, 5]], 2)
+    [1]
+    """
+    found = set[int]()
+    for first, *column in zip(*rows, strict=True):
+        if all(value == first for value in column[: count - 1]):
+            places = (place for place, value in enumerate(column[count - 1 :]) if value != first)
+            found.update(itertools.islice(places, 1))
+    return sorted(found)
+
+
 def _are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
     """Return whether one of two sizes, known at three points, is an affine function of the other."""
     return (a[1] - a[0]) * (b[2] - b[0]) == (a[2] - a[0]) * (b[1] - b[0])

@@ -71,3 +71,17 @@ def _some(symbol: Symbol, count: int) -> list[int]:
 def is_odd_prime(number: int) -> bool:
     """Return whether a number is a prime other than 2."""
     return number > 2 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
+
+
+def middle_of(symbol: Symbol) -> int:
+    """Return a size in the middle of a range, by factors; the most of a range of one or two sizes."""
+    least, most = (end // symbol.step for end in ends(symbol))
+    if most - least < 2:
+        return symbol.step * most
+    return symbol.step * min(max(math.isqrt(least * most), least + 1), most - 1)
+
+
+def points_of(symbols: Sequence[Symbol], sizes: Iterable[Iterable[int]]) -> Iterator[dict[str, int]]:
+    """Yield all combinations of some sizes of each symbol."""
+    names = [symbol.name for symbol in symbols]
+    return (dict(zip(names, point, strict=True)) for point in combinations(list(sizes)))

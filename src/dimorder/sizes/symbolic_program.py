@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,8 +28,8 @@ from dimorder.capture.tabulate_numbers import tabulate_numbers
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
-from dimorder.sizes.points_apart import are_apart, find_three_apart, products_are_apart
-from dimorder.sizes.range_sizes import candidate_sizes, combinations, ends, is_odd_prime, sizes_of
+from dimorder.sizes.points_apart import are_apart, find_three_apart, first_that_differ, products_are_apart
+from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, middle_of, points_of, sizes_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
 
@@ -38,8 +38,8 @@ Point = Mapping[str, int]  # a size for each dynamic size, by its name
 _MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
 _MOST_POINTS = 6  # with those that distinguish remainders
 _NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
-_DIVISIONS = (FloorDiv, Mod, PythonMod)
 _MANY = 5  # beside so many dynamic sizes, points are sought in fewer steps
+_DIVISIONS = (FloorDiv, Mod, PythonMod)
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class SymbolicProgram:
     @property
     def corners(self) -> list[Point]:
         """Return the ends of the ranges, in all combinations."""
-        return list(_points(self.symbols, [dict.fromkeys(ends(symbol)) for symbol in self.symbols]))
+        return list(points_of(self.symbols, [dict.fromkeys(ends(symbol)) for symbol in self.symbols]))
 
     def points(self) -> Iterator[Point]:
         """Yield all points of the ranges."""
-        return _points(self.symbols, map(sizes_of, self.symbols))
+        return points_of(self.symbols, map(sizes_of, self.symbols))
 
     @property
     def ranges(self) -> str:
@@ -113,7 +113,7 @@ class SymbolicProgram:
     @property
     def middle(self) -> Point:
         """Return the geometric middle of each range: not an end, if there is a size between."""
-        return {symbol.name: _middle(symbol) for symbol in self.symbols}
+        return {symbol.name: middle_of(symbol) for symbol in self.symbols}
 
     @property
     def verification_points(self) -> list[Point]:
@@ -155,7 +155,7 @@ class SymbolicProgram:
     def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
         """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
         own, known = self._symbols_in(number.node.expr), self.size_at(number, point)
-        for sizes in itertools.islice(_points(own, map(sizes_of, own)), MOST_SIZES):
+        for sizes in itertools.islice(points_of(own, map(sizes_of, own)), MOST_SIZES):
             other = {**self.middle, **sizes}
             if self.size_at(number, other) != known:
                 yield other
@@ -215,7 +215,7 @@ class SymbolicProgram:
         if short:
             fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {', '.join(short)}", fix)
-        points = sorted(_points(self.symbols, candidates), key=chance)
+        points = sorted(points_of(self.symbols, candidates), key=chance)
         telling = [size for size in varying if len({self.size_at(size, p) for p in points}) >= _MAX_POINTS]
 
         def repeats(point: Point, others: Sequence[Point]) -> bool:
@@ -229,7 +229,8 @@ class SymbolicProgram:
             found = find_three_apart([*found, *points]) or found
         if len(found) > 1 and self._count_varying(found) < len(self._remainders):
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
-            near = (p for p in self._near([last, *found]) if chance(p)[0] < 1000)
+            ways = [self._among(self._around(point, _NEAR[:3])) for point in (last, *found)]
+            near = (p for p in itertools.chain(*ways) if chance(p)[0] < 1000)
             apart = (p for p in near if are_apart([*found, p]) and products_are_apart([*found, p]))
             others = sorted((p for p in apart if not repeats(p, found)), key=chance)
             found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
@@ -244,9 +245,10 @@ class SymbolicProgram:
         Such points are near. A quotient such as (H - 1) // 32 may differ at an end of its range alone.
         """
         found, steps = list(points), _NEAR if len(self.symbols) < _MANY else _NEAR[:3]
-        near = [point for point in self._near(points[-1:], steps) if self._is_general(point)]
-        numbers = {size.node.expr for size in self._sizes_and_numbers}
-        wanted = sum(bool(number.free_symbols) for number in numbers)
+        around = zip(self.symbols, self._around(points[-1], steps), strict=True)
+        sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in around]
+        near = [point for point in self._among(sizes) if self._is_general(point)]
+        wanted = sum(bool(n.free_symbols) for n in {size.node.expr for size in self._sizes_and_numbers})
         while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
             best = max(near, key=lambda point: self._count_apart([*found, point]))
             if self._count_apart([*found, best]) == self._count_apart(found):
@@ -254,17 +256,29 @@ class SymbolicProgram:
             found.append(best)
         return found
 
-    def _near(self, points: Sequence[Point], steps: Sequence[int] = _NEAR[:3]) -> list[Point]:
-        """Return the points that are some steps away from these in each dynamic size, and the corners."""
-        sizes = ([[p[s.name] + s.step * step for step in steps] for s in self.symbols] for p in points)
-        near = itertools.chain.from_iterable(_points(self.symbols, each) for each in sizes)
-        return [point for point in (*near, *self.corners) if self._contains(point)]
+    def _around(self, point: Point, steps: Sequence[int]) -> list[list[int]]:
+        """Return the sizes that are some steps away from those of a point."""
+        return [[point[s.name] + s.step * step for step in steps] for s in self.symbols]
+
+    def _among(self, sizes: Sequence[Sequence[int]]) -> list[Point]:
+        """Return the points of these sizes that are in the ranges, and the corners."""
+        return [p for p in (*points_of(self.symbols, sizes), *self.corners) if self._contains(p)]
+
+    def _farther(self, symbol: Symbol, points: Sequence[Point]) -> list[int]:
+        """Return sizes at which a number differs that is equal at all points, such as H // 32 near one H."""
+        own = [size for size in self._sizes_and_numbers if symbol in self._symbols_in(size.node.expr)]
+        known, last = sizes_of(symbol), points[-1]
+        steps = (sign * symbol.step * 2**power for power in range(4, 32) for sign in (1, -1))
+        sizes = (*(last[symbol.name] + step for step in steps), known[-1], known[0])
+        others = [{**last, symbol.name: size} for size in sizes if size in known]
+        above_one = [p for p in others if all(self.size_at(size, p) > 1 for size in self._sizes[0])]
+        rows = [[self.size_at(size, point) for size in own] for point in (*points, *above_one)]
+        found = [above_one[place][symbol.name] for place in first_that_differ(rows, len(points))]
+        return [size for each in found for size in (each, each - symbol.step)]
 
     def _is_general(self, point: Point) -> bool:
         """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
-        return len(set(point.values())) == len(point) and all(
-            self.size_at(s, point) > 1 for s in self._sizes[0]
-        )
+        return min(self.size_at(s, point) for s in self._sizes[0]) > 1 and are_apart([point])
 
     def _count_apart(self, points: Sequence[Point]) -> int:
         """Return how many of the sizes and numbers differ between the points, and from one another."""
@@ -384,16 +398,3 @@ def format_point(point: Point) -> str:
     'N = 4, H = 64'
     """
     return ", ".join(f"{name} = {size}" for name, size in point.items())
-
-
-def _middle(symbol: Symbol) -> int:
-    least, most = (end // symbol.step for end in ends(symbol))
-    if most - least < 2:
-        return symbol.step * most
-    return symbol.step * min(max(math.isqrt(least * most), least + 1), most - 1)
-
-
-def _points(symbols: Sequence[Symbol], sizes: Iterable[Iterable[int]]) -> Iterator[Point]:
-    """Yield all combinations of some sizes of each symbol."""
-    names = [symbol.name for symbol in symbols]
-    return (dict(zip(names, point, strict=True)) for point in combinations(list(sizes)))
