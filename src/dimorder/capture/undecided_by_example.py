@@ -1,8 +1,8 @@
 """Let torch.export leave open what only the example's sizes decide, as it does for sizes that data decide.
 
 torch 2.13 asks whether a size is 1, and demands the example's answer of all others. A convolution of 3
-columns leaves one of 3, and a ReLU after it would refuse 3 columns. torch has an answer for unknown sizes
-that is right for all of them. A size is not 1, and is equal to what it must be equal to.
+columns leaves one of 3, and a ReLU after it would refuse 3 columns. The answer for unknown sizes is right for
+all of them. A size is not 1, and is equal to what it must be equal to.
 """
 
 from __future__ import annotations
