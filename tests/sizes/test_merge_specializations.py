@@ -32,16 +32,29 @@ def test_a_remainder_of_a_size_is_computed_in_each_call() -> None:
         assert max(errors(lowered, Halved(), torch.randn(2, length))) == 0
 
 
-def test_a_size_is_tried_at_which_a_number_is_another_one() -> None:
-    class Paged(nn.Module):
-        """Twice as large where the last place of a page of 40 is taken."""
+class Paged(nn.Module):
+    """Twice as large where the last place of a page is taken."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.round().int() * (1 + (x.shape[1] % 40) // 39)
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.places = places
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.round().int() * (1 + (x.shape[1] % self.places) // (self.places - 1))
+
+
+def test_a_size_is_planned_at_which_a_number_is_another_one() -> None:
     dims = ({1: Dim("L", min=3, max=44)},)
+    lowered = dimorder.lower(Paged(40), (torch.randn(2, 9),), dynamic_shapes=dims)
+    for length in (38, 39, 40, 3, 44):
+        assert max(errors(lowered, Paged(40), 3 * torch.randn(2, length))) == 0
+
+
+def test_a_size_is_tried_at_which_a_number_is_another_one() -> None:
+    """No size is planned where the number of a long page differs."""
+    dims = ({1: Dim("L", min=3, max=900)},)
     with pytest.raises(VerificationError, match="differs from PyTorch"):
-        dimorder.lower(Paged(), (torch.randn(2, 9),), dynamic_shapes=dims)
+        dimorder.lower(Paged(400), (torch.randn(2, 9),), dynamic_shapes=dims)
 
 
 def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
