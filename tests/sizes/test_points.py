@@ -45,15 +45,6 @@ def test_a_deep_size_that_differs_at_an_end_of_its_range_differs_between_points(
         assert len({(point[name] - 1) // 32 for point in points}) == 2
 
 
-@pytest.mark.parametrize("target", ["xnnpack", "litert"])
-def test_a_deep_network_takes_pictures_of_each_size(target: str) -> None:
-    require_runtime(target)
-    net = Deep().eval()
-    lowered = dimorder.lower(net, (torch.randn(2, 3, 61, 52),), dynamic_shapes=DIMS, target=target)
-    for shape in ((1, 3, 33, 33), (4, 3, 90, 90), (2, 3, 33, 90), (3, 3, 64, 65), (1, 3, 89, 34)):
-        assert max(errors(lowered, net, torch.randn(shape))) <= 1e-5
-
-
 class SamePadded(nn.Module):
     """Pads as TensorFlow does, by an amount that is computed with a division of floats that is rounded up."""
 
@@ -69,9 +60,10 @@ class SamePadded(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
-def test_a_same_padding_is_computed_in_integers(target: str) -> None:
+@pytest.mark.parametrize("network", [Deep, SamePadded])
+def test_a_network_takes_pictures_of_each_size(network: type[nn.Module], target: str) -> None:
     require_runtime(target)
-    net = SamePadded().eval()
+    net = network().eval()
     lowered = dimorder.lower(net, (torch.randn(2, 3, 61, 52),), dynamic_shapes=DIMS, target=target)
     for shape in ((1, 3, 33, 33), (4, 3, 90, 90), (2, 3, 33, 90), (3, 3, 64, 65), (1, 3, 89, 34)):
         assert max(errors(lowered, net, torch.randn(shape))) <= 1e-5

@@ -17,7 +17,7 @@ _PARTS = "_dimorder_parts"
 
 @contextmanager
 def whole_quotients() -> Iterator[None]:
-    """Let `math.ceil`, `math.floor` and `int` of a quotient of sizes be divisions of integers.
+    """Let `math.ceil` and `math.floor` of a quotient of sizes be divisions of integers.
 
     >>> import math
     >>> import torch
@@ -56,8 +56,7 @@ def _round(of_parts: Callable[[SymInt, int], Any]) -> Callable[[Callable[..., An
     def write(original: Callable[..., Any]) -> Callable[..., Any]:
         def rounded(self: SymFloat) -> Any:
             parts = getattr(self, _PARTS, None)
-            found = None if parts is None else of_parts(*parts)
-            return original(self) if found is None else found
+            return original(self) if parts is None else of_parts(*parts)
 
         return rounded
 

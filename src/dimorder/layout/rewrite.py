@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.graph.exported import export_graph, state_of, turn_inputs_into_buffers
-from dimorder.graph.nodes import graph_module, may_resize, origin_of, source_of, with_origin
+from dimorder.graph.nodes import RESIZES, graph_module, source_of, with_origin
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
 from dimorder.ops.builder import AxisGroup, Builder
@@ -56,7 +56,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][plan.choice[index]]
         outside = {"outside": True} if site.node in extracted.outside else {}
-        b.source = with_origin(source_of(site.node), site=index, **outside)
+        b.source = with_origin(source_of(site.node, RESIZES), site=index, **outside)
         if site.kind == "input":
             _input(b, _At(site, arrangement), next(inputs))
         elif site.kind == "output":
@@ -84,7 +84,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
         b.source = with_origin(source_of(node))
         give(_constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec))
     b.graph.output(tuple(results))
-    fuse_pad_into_conv(b.graph, lambda pad: not may_resize(extracted.sites[origin_of(pad)["site"]].node))
+    fuse_pad_into_conv(b.graph)
     quantize_before_join(b.graph)
     return graph_module(b.root, b.graph)
 

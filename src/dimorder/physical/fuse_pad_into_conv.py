@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from dimorder.graph.nodes import replace_node
+from dimorder.graph.nodes import may_resize, replace_node
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import remove_noop_quantize
@@ -19,13 +20,14 @@ aten = torch.ops.aten
 _CONVOLUTIONS = (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default)
 
 
-def fuse_pad_into_conv(graph: Graph, is_fixed: Callable[[Node], bool] = lambda pad: True) -> None:
+def fuse_pad_into_conv(graph: Graph) -> None:
     """Let convolutions of a physical program pad, in place, if only they read the zeros.
 
-    Zero is a quantized value of every scale, so a quantize in between needs no zeros either. `is_fixed` says
-    whether a padding is the same at all dynamic sizes: kernels have fixed ones.
+    Zero is a quantized value of every scale, so a quantize in between needs no zeros either. A padding
+    that changes with a dynamic size stays: kernels have fixed ones.
     """
-    for pad in filter(is_fixed, graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)):
+    pads = graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    for pad in itertools.filterfalse(may_resize, pads):
         readers = list(_readers(pad))
         if any(reader.target not in _CONVOLUTIONS for reader in readers):
             continue
