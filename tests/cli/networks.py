@@ -24,6 +24,13 @@ class Tiny(nn.Module):
         return self.head(self.drop(torch.relu(self.conv(x)).mean((2, 3))))
 
 
+class Small(nn.Module):
+    """Doubles pictures, but not those three pixels high."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.shape[2] == 3 else 2 * x
+
+
 def half(dtype: str) -> nn.Module:
     """`Tiny` in half precision."""
     torch.manual_seed(3)

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dimorder.graph.exported import replace_parts
+from dimorder.graph.nodes import copy_meta
 
 _WRAP = torch.ops.higher_order.wrap_with_set_grad_enabled
 
@@ -80,6 +81,4 @@ def _copy_attribute(module: GraphModule, called: GraphModule, node: Node) -> Nod
     while hasattr(module, name):
         name += "_"
     setattr(module, name, getattr(called, str(node.target)))
-    copied = module.graph.get_attr(name)
-    copied.meta = copy.copy(node.meta)
-    return copied
+    return copy_meta(module.graph.get_attr(name), node)
