@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -61,6 +62,19 @@ def by_a_remainder(conv: nn.Module, x: Tensor) -> Tensor:
     return torch.as_tensor(conv(F.pad(x, (0, x.shape[3] % 4 - 1, x.shape[2] // 3 - 3, 0))))
 
 
+def beyond_the_edges(conv: nn.Module, x: Tensor) -> Tensor:
+    """Pad rows to a multiple of 8 by their mirror image, as super-resolution does, and columns otherwise."""
+    y = F.pad(torch.as_tensor(conv(x)), (0, 0, 0, -x.shape[2] % 8), mode="reflect")
+    y = F.pad(y, (x.shape[3] % 5, -x.shape[3] % 4, 1, 0), mode="circular")
+    return F.pad(y, (1, x.shape[3] % 3, x.shape[2] % 6, 2), mode="replicate")
+
+
+def at_mirrored_rows(conv: nn.Module, x: Tensor) -> Tensor:
+    """Take rows at places that begin to run backwards where the multiple of 4 is not reached."""
+    rows, last = torch.arange(x.shape[2] + -x.shape[2] % 4), x.shape[2] - 1
+    return torch.as_tensor(conv(x[:, :, last - (rows - last).abs()]))
+
+
 class Beside(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -76,7 +90,7 @@ class Beside(nn.Module):
     "function",
     [
         *(to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least),
-        *(to_the_middle, by_a_remainder),
+        *(to_the_middle, by_a_remainder, beyond_the_edges, at_mirrored_rows),
     ],
 )
 def test_a_padding_or_crop_by_a_dynamic_amount_is_not_a_convolutions_own(
@@ -109,3 +123,47 @@ def test_a_crop_by_a_fixed_amount_stays_the_convolutions_own_padding() -> None:
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
     for length in (6, 7, 30):
         assert max(errors(lowered, net, torch.randn(2, 3, length))) <= 1e-5
+
+
+class SamePadded(nn.Module):
+    """Strided convolutions that pad their own inputs, as TensorFlow does."""
+
+    def __init__(self, *kernels: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        channels = range(3, 3 + len(kernels))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(c, c + 1, k, stride=2) for c, k in zip(channels, kernels, strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            taps = conv.kernel_size[0]  # type: ignore[index]
+            high, wide = (max((math.ceil(n / 2) - 1) * 2 + taps - n, 0) for n in x.shape[2:])  # type: ignore[operator]
+            x = conv(F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))).relu()
+        return x
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_convolutions_of_same_padding_follow_one_another(target: str) -> None:
+    require_runtime(target)
+    net = SamePadded(3, 5, 4, 3).eval()
+    dims = {2: Dim("H", min=16, max=99), 3: Dim("W", min=17, max=90)}
+    lowered = dimorder.lower(net, (torch.randn(2, 3, 53, 47),), dynamic_shapes=(dims,), target=target)
+    for height, width in ((16, 17), (99, 90), (16, 90), (33, 48), (64, 65), (31, 32), (95, 81)):
+        assert max(errors(lowered, net, torch.randn(2, 3, height, width))) <= 1e-5
+
+
+class Rolled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x).roll(2, 0).tile((1, 2, 1)).sin()
+
+
+@pytest.mark.parametrize(("target", "rows"), [("torch", 2), ("xnnpack", 2), ("xnnpack", 11)])
+@pytest.mark.parametrize("least", [2, 3])
+def test_a_roll_that_leaves_few_rows_or_none_is_lowered(target: str, rows: int, least: int) -> None:
+    require_runtime(target)
+    net, dims = Rolled(), ({0: Dim("N", min=least, max=40)},)
+    lowered = dimorder.lower(net, (torch.randn(rows + least - 2, 4, 3),), target=target, dynamic_shapes=dims)
+    for count in (least, 4, 40):
+        assert max(errors(lowered, net, torch.randn(count, 4, 3))) <= 1e-6

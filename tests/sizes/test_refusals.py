@@ -237,32 +237,6 @@ def test_ranges_with_too_few_sizes_to_tell_symbols_apart_are_refused() -> None:
     ]
 
 
-class Rolled(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x).roll(2, 0).tile((1, 2, 1)).sin()
-
-
-@pytest.mark.parametrize("rows", [2, 11])
-def test_what_torch_cannot_export_around_the_delegates_is_refused_with_its_reason(rows: int) -> None:
-    module, x = Rolled(), torch.randn(rows, 4, 3)
-    dims = ({0: Dim("N", min=2, max=40)},)
-    first, found, fix = refusal(module, x, dims, target="xnnpack")
-    assert first == "the operators around the delegates" and found.startswith("  found: operators that ask")
-    assert fix == "  fix: fix the size, or lower one program for each size that is needed"
-    lowered = dimorder.lower(module, (x,), target="torch", dynamic_shapes=dims)
-    for n in (2, 3, 40):
-        assert max(errors(lowered, module, torch.randn(n, 4, 3))) == 0
-
-
-def test_a_slice_that_leaves_one_row_at_the_least_size_is_lowered() -> None:
-    module = Rolled()
-    lowered = dimorder.lower(
-        module, (torch.randn(11, 4, 3),), target="xnnpack", dynamic_shapes=({0: Dim("N", min=3, max=40)},)
-    )
-    for n in (3, 4, 40):
-        assert max(errors(lowered, module, torch.randn(n, 4, 3))) <= 1e-6
-
-
 class Resized(nn.Module):
     """A resize with torch's options."""
 

@@ -16,9 +16,11 @@ pytest.importorskip("executorch")
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 import dimorder
-from dimorder.targets.delegate import calls_delegates_alone, delegate_program, make_delegate
+from dimorder.graph.nodes import set_value
+from dimorder.targets.delegate import make_delegate, outer_program
 from dimorder.targets.program_io import empty
 
+aten = torch.ops.aten
 X = torch.empty(6, 3, 5, 7)
 PLAIN = torch.empty(6, 4)
 NHWC = empty(torch.empty(6, 4, 3, 7), channels_last=True)
@@ -60,8 +62,7 @@ def text(program: ExportedProgram) -> list[tuple[str, str, Any]]:
 
 def test_a_program_of_delegates_is_what_torch_export_gives() -> None:
     module = calling(make_delegate("XnnpackBackend", [X], [PLAIN, NHWC.long()], b"bytes"), 2)
-    assert calls_delegates_alone(module)
-    program, wanted = delegate_program(module, (X,)), torch.export.export(module, (X,))
+    program, wanted = outer_program(module, (X,)), torch.export.export(module, (X,))
     assert text(program) == text(wanted)
     assert text(program)[1:3] == [
         ("get_attr", "lowered_module_0", []),
@@ -79,17 +80,42 @@ def test_so_is_one_of_dynamic_sizes() -> None:
     (value,) = (node.meta["val"] for node in symbolic.graph.find_nodes(op="placeholder"))
     shapes = [[lambda sizes: sizes[0], 4, lambda sizes: (sizes[2] + 1) // 2, 7]]
     module = calling(make_delegate("XnnpackBackend", [value], [NHWC], b"bytes", shapes=shapes), 1)
-    program = delegate_program(module, (X,), [value], symbolic.range_constraints)
+    set_value(next(iter(module.graph.nodes)), value)
+    program = outer_program(module, (X,), symbolic.range_constraints)
     assert text(program) == text(torch.export.export(module, (X,), dynamic_shapes=(dims,)))
     (delegate,) = (each for each in program.graph_module.children())
     (result,) = delegate.original_module.module()(torch.empty(2, 3, 9, 7))  # type: ignore[union-attr,operator]
     assert (result.shape, result.stride()) == ((2, 4, 5, 7), (140, 1, 28, 4))
 
 
-def test_a_graph_of_other_calls_is_left_to_torch_export() -> None:
+def test_so_is_one_with_operators_a_constant_and_an_input_that_is_returned() -> None:
     module = calling(make_delegate("XnnpackBackend", [X], [PLAIN], b"bytes"), 1)
-    module.graph.output_node().args = ((*module.graph.output_node().args[0], next(iter(module.graph.nodes))),)  # type: ignore[misc]
-    assert not calls_delegates_alone(module)
+    module.register_buffer("row", torch.tensor([2.0, 3, 5, 7]))
+    (x, *_, result), output = [*module.graph.nodes][:-1], module.graph.output_node()
+    with module.graph.inserting_before(output):
+        total = module.graph.call_function(aten.add.Tensor, (result, module.graph.get_attr("row")))
+        largest = module.graph.call_function(aten.topk.default, (total, 2))
+        values, places = (module.graph.call_function(operator.getitem, (largest, i)) for i in range(2))
+    output.args = ((values, total, places, x, places),)
+    program, wanted = outer_program(module, (X,)), torch.export.export(module, (X,))
+    assert text(program) == text(wanted)
+    assert [[*each.state_dict] for each in (program, wanted)] == [["row"]] * 2
+
+
+def test_an_operator_asks_nothing_of_dynamic_sizes() -> None:
+    dims = {2: Dim("h", min=3, max=16)}
+    symbolic = torch.export.export(torch.nn.ReLU(), (X,), dynamic_shapes=(dims,))
+    (value,) = (node.meta["val"] for node in symbolic.graph.find_nodes(op="placeholder"))
+    graph = Graph()
+    x = set_value(graph.placeholder("x"), value)
+    size = graph.call_function(aten.sym_size.int, (x, 2))
+    more = graph.call_function(operator.mod, (size, 2))
+    padded = graph.call_function(aten.constant_pad_nd.default, (x, [0, 0, 0, more], 0.5))
+    graph.output((padded, graph.call_function(aten.mul.Tensor, (padded, padded))))
+    program = outer_program(GraphModule(torch.nn.Module(), graph), (X,), symbolic.range_constraints)
+    for height in range(3, 17):
+        result, square = program.module(check_guards=False)(torch.ones(6, 3, height, 7))
+        assert result.shape == square.shape == (6, 3, height + height % 2, 7)
 
 
 def _delegates() -> int:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dimorder.graph.nodes import clone_repeated_tensors
+from dimorder.graph.nodes import add_call, clone_repeated_tensors
 
 COND = torch.ops.higher_order.cond
 
@@ -54,13 +54,22 @@ class Branches:
         return hash((self.yes, self.no))
 
     def write_call(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
-        """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`."""
+        """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`.
+
+        An operand that is there twice is cloned: torch names what a branch takes by its operands.
+        """
         count = len(list(root.children())) // 2
         names = f"true_graph_{count}", f"false_graph_{count}"
         for name, branch in zip(names, (self.yes, self.no), strict=True):
             root.add_module(name, branch)
         choice, *operands = args
-        return graph.call_function(COND, (choice, *map(graph.get_attr, names), tuple(operands)))
+        own = tuple(
+            add_call(graph, torch.ops.aten.clone.default, (each,), like=each)
+            if each in operands[:i]
+            else each
+            for i, each in enumerate(operands)
+        )
+        return graph.call_function(COND, (choice, *map(graph.get_attr, names), own))
 
 
 def branches(node: Node) -> tuple[Branches, tuple[Any, ...]]:

@@ -107,15 +107,16 @@ def program_of_values(
         graph_signature=ExportGraphSignature(specs, outputs),
         state_dict=dict(state),
         range_constraints=dict(ranges),
-        module_call_graph=_call_graph(taken, returned, call),
+        module_call_graph=_call_graph(call, len(returned)),
         example_inputs=call,
         verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],
     )
 
 
-def _call_graph(inputs: Sequence[Any], results: Sequence[Any], call: Any) -> list[ModuleCallEntry]:
-    trees = pytree.tree_structure(call), pytree.tree_structure((*results,))
-    return [ModuleCallEntry("", ModuleCallSignature([*inputs], [*results], *trees))]
+def _call_graph(call: Any, results: int) -> list[ModuleCallEntry]:
+    """Return how a program with so many results is called; as torch.export does, without its nodes' names."""
+    trees = pytree.tree_structure(call), pytree.tree_structure((0,) * results)
+    return [ModuleCallEntry("", ModuleCallSignature([], [], *trees))]
 
 
 class _ShapesRun(GraphRun):
@@ -172,12 +173,11 @@ def turn_inputs_into_buffers(program: ExportedProgram, state: Mapping[str, torch
         for spec, name in zip(old.output_specs, state, strict=False)
     ]
     call: tuple[tuple[Any, ...], dict[str, Any]] = (program.example_inputs[0][count:], {})
-    results = [spec.arg for spec in old.output_specs[count:]]
     return replace_parts(
         program,
         graph_signature=ExportGraphSignature(inputs, [*outputs, *old.output_specs[count:]]),
         state_dict={**program.state_dict, **state},
-        module_call_graph=_call_graph(arguments[count:], results, call),
+        module_call_graph=_call_graph(call, len(old.output_specs) - count),
         example_inputs=call,
     )
 
@@ -195,7 +195,6 @@ def turn_buffers_into_inputs(program: ExportedProgram) -> ExportedProgram:
         for spec in old.input_specs
     ]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, spec.arg, None) for spec in old.output_specs]
-    arguments = [spec.arg for spec in inputs if spec.kind is InputKind.USER_INPUT]
     state, (examples, named) = [held[name] for name in mutated], program.example_inputs
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((*state, *examples), named)
     return replace_parts(
@@ -203,7 +202,7 @@ def turn_buffers_into_inputs(program: ExportedProgram) -> ExportedProgram:
         graph_signature=ExportGraphSignature(inputs, outputs),
         state_dict={name: x for name, x in program.state_dict.items() if name not in mutated},
         constants={name: x for name, x in program.constants.items() if name not in mutated},
-        module_call_graph=_call_graph(arguments, [spec.arg for spec in outputs], call),
+        module_call_graph=_call_graph(call, len(outputs)),
         example_inputs=call,
     )
 
@@ -221,8 +220,7 @@ def add_outputs(program: ExportedProgram, nodes: Sequence[Node]) -> ExportedProg
     output.args = ((*output.args[0], *copies),)  # type: ignore[misc]  # a tuple
     added = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in copies]
     signature = ExportGraphSignature(old.input_specs, [*old.output_specs, *added])
-    taken = [spec.arg for spec in old.input_specs if spec.kind is InputKind.USER_INPUT]
-    calls = _call_graph(taken, [spec.arg for spec in signature.output_specs], program.example_inputs)
+    calls = _call_graph(program.example_inputs, len(signature.output_specs))
     return replace_parts(program, graph=graph, graph_signature=signature, module_call_graph=calls)
 
 

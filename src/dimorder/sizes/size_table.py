@@ -249,13 +249,14 @@ def _rounded_up(number: Any) -> Any:
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
     """Return the strides of a dense tensor with that shape, in the order of `like`.
 
-    A dimension that is expanded keeps its stride of 0.
+    A dimension that is expanded keeps its stride of 0. A stride that is a size is the same object: torch reads
+    the size then.
     """
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for d in sorted(_moving(like), key=lambda d: (like.stride(d), -d)):
         strides[d] = step
-        step = step * shape[d]
+        step = shape[d] if isinstance(step, int) and step == 1 else step * shape[d]
     return strides
 
 

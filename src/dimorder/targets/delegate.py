@@ -5,9 +5,10 @@ A 4-D channels-last tensor keeps its logical shape in the program, and is NHWC t
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,11 +20,14 @@ from executorch.exir.delegate import executorch_call_delegate, get_lowered_modul
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, Proxy, map_arg
 from torch.fx.proxy import GraphAppendingTracer
+from torch.utils import _pytree as pytree
 
+from dimorder.graph.branches import Branches
 from dimorder.graph.exported import program_of_values, state_of
 from dimorder.graph.nodes import VALUE, set_value
 from dimorder.targets.program_io import is_channels_last
@@ -55,52 +59,64 @@ def make_delegate(
     return LoweredBackendModule(_stand_in(reads, gives, shapes), backend, blob, list(options), constants)
 
 
-def calls_delegates_alone(module: GraphModule) -> bool:
-    """Return whether a graph calls delegates and nothing else, and returns a result of one at each place."""
-    results: Any = module.graph.output_node().args[0]
-    calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
-    alone = all(node.op == "call_module" or node.target is operator.getitem for node in calls)
-    return alone and len({*results}) == len(results) and all(node.op == "call_function" for node in results)
-
-
-def delegate_program(
-    module: GraphModule,
-    examples: Sequence[Tensor],
-    inputs: Sequence[Tensor] | None = None,
-    ranges: Mapping[Any, Any] = MappingProxyType({}),
+def outer_program(
+    module: GraphModule, examples: Sequence[Tensor], ranges: Mapping[Any, Any] = MappingProxyType({})
 ) -> ExportedProgram:
-    """Return the exported program of a graph that calls delegates alone, as torch.export would, in less time.
+    """Return the exported program of a graph that calls delegates and operators, as torch.export would.
+
+    torch.export takes more time. It also refuses what an operator seems to ask of dynamic sizes.
 
     Args:
-        module: The graph, in which each delegate is a module.
-        examples: One tensor for each input.
-        inputs: The same without data and with dynamic sizes, if there are some.
+        module: The graph, in which each delegate is a module. Tensors that it reads become buffers. A value
+            that stands at a node is not computed again.
+        examples: One tensor for each input. Those at the inputs' nodes have dynamic sizes, if there are some.
         ranges: The ranges of these.
     """
-    values = [*(examples if inputs is None else inputs)]
-    mode = _mode_of(values)
-    graph, root, copies = Graph(), torch.nn.Module(), dict[Node, Any]()
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            copies[node] = graph.placeholder(node.name)
-            set_value(copies[node], _without_data(mode, values.pop(0)))
-        elif node.op == "call_module":
-            delegate: Any = module.get_submodule(str(node.target))
-            name = get_lowered_module_name(root, delegate)
-            reads = [graph.get_attr(name), *(copies[operand] for operand in node.args)]
-            copies[node] = graph.call_function(executorch_call_delegate, tuple(reads))
-            results = delegate.original_module.graph.output_node().args[0]
-            set_value(copies[node], [_without_data(mode, each.meta["val"]) for each in results])
-        elif node.op == "call_function":
-            call, place = copies[node.args[0]], node.args[1]
-            copies[node] = graph.call_function(operator.getitem, (call, place))
-            set_value(copies[node], call.meta["val"][place])
+    inputs, read = (module.graph.find_nodes(op=op) for op in ("placeholder", "get_attr"))
+    given = {node: node.meta.get(VALUE, each) for node, each in zip(inputs, examples, strict=True)}
+    mode, root, graph = _mode_of(given.values()), torch.nn.Module(), Graph()
+    state = {str(node.target): module.get_buffer(str(node.target)) for node in read}
+    buffers = {name: graph.placeholder(f"b_{name}") for name in state}
+    for name, node in buffers.items():
+        set_value(node, _without_data(mode, state[name]))
+    copies: dict[Node, Any] = {node: buffers[str(node.target)] for node in read}
+    for node in inputs:
+        copies[node] = set_value(graph.placeholder(node.name), _without_data(mode, given[node]))
+    environment = mode.shape_env
+    with nullcontext() if environment is None else environment.suppress_guards():
+        for node in module.graph.nodes:
+            if node.op == "call_module":
+                delegate: Any = module.get_submodule(str(node.target))
+                reads = [copies[operand] for operand in node.args]
+                called = graph.get_attr(get_lowered_module_name(root, delegate))
+                copies[node] = graph.call_function(executorch_call_delegate, (called, *reads))
+                results = delegate.original_module.graph.output_node().args[0]
+                value: Any = [each.meta[VALUE] for each in results]
+            elif isinstance(node.target, Branches):
+                copies[node] = node.target.write_call(root, graph, [copies[each] for each in node.args])
+                value = node.meta[VALUE]
+            elif node.op == "call_function":
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                value = node.meta[VALUE] if VALUE in node.meta else _computed(mode, copies[node])
+            else:
+                continue
+            set_value(copies[node], pytree.tree_map_only(Tensor, partial(_without_data, mode), value))
     returned: Any = module.graph.output_node().args[0]
     graph.output(tuple(copies[node] for node in returned))
-    return program_of_values(root, graph, examples, ranges=ranges)
+    program = program_of_values(root, graph, examples, state, buffers, ranges)
+    program._guards_code = []  # what the whole network's export asked of its sizes, under other names
+    return program
 
 
-def _mode_of(values: Sequence[Any]) -> FakeTensorMode:
+def _computed(mode: FakeTensorMode, node: Node) -> Any:
+    """Return the result of a call of an operator, without data."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda read: read.meta[VALUE])
+    target: Any = node.target
+    with mode, enable_python_dispatcher():  # paddings of dynamic amounts are computed in Python alone
+        return target(*args, **kwargs)
+
+
+def _mode_of(values: Iterable[Any]) -> FakeTensorMode:
     """Return the mode of the tensors without data among some values, or a new one."""
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), FakeTensorMode())
 
@@ -168,9 +184,7 @@ def _stand_in(
     graph.output(tuple(results))
     for node in graph.nodes:
         if node.op == "call_function":
-            args, kwargs = map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-            with mode:
-                set_value(node, node.target(*args, **kwargs))
+            set_value(node, _computed(mode, node))
     examples = [torch.empty(0)] * len(reads)
     return program_of_values(torch.nn.Module(), graph, examples, kind=_StandIn)
 

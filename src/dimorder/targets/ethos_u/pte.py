@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import constant_methods, seal
-from dimorder.targets.delegate import TO_NHWC, delegate_program, make_delegate, write_pte
+from dimorder.targets.delegate import TO_NHWC, make_delegate, outer_program, write_pte
 from dimorder.targets.ethos_u.vela import Compiled
 from dimorder.targets.program_io import empty
 
@@ -28,7 +28,7 @@ def pack_pte(compiled: Compiled, contract: Contract) -> bytes:
     inputs = tuple(graph.placeholder(f"input_{i}") for i in range(len(reads)))
     results = graph.call_module("npu", inputs)
     graph.output(tuple(graph.call_function(operator.getitem, (results, i)) for i in range(len(gives))))
-    outer = delegate_program(GraphModule(root, graph), reads)
+    outer = outer_program(GraphModule(root, graph), reads)
     return seal(write_pte(outer, constant_methods(contract)))
 
 

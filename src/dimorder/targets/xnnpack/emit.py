@@ -9,35 +9,30 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.program._program import _generate_edge_program
 from executorch.exir.schema import DelegateCall, KernelCall
 from executorch.exir.tracer import _default_decomposition_table
-from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.size_refusals import refused_sizes
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.pte import method_of
-from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
 from dimorder.graph.nodes import is_getitem, origin_of, set_value, where
 from dimorder.ops.quantization import is_quantized
 from dimorder.ops.resize import RESIZED_BY_MATMUL
 from dimorder.sizes.size_table import SizeTable
-from dimorder.targets.delegate import EDGE, calls_delegates_alone, delegate_program, write_pte
+from dimorder.targets.delegate import EDGE, outer_program, write_pte
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack.artifact import Pte
 from dimorder.targets.xnnpack.exact import exact_run
 from dimorder.targets.xnnpack.in_place import write_in_place
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_at_some_sizes, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
-from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.sketch import partition_for_ranges, reason_outside
 from dimorder.verification.network_calls import Run
@@ -74,10 +69,9 @@ def emit(
     >>> emitted.delegates, emitted.outside, emitted.transposes
     (1, {}, 0)
     """
-    table, symbols = None, None
+    table = None
     if program.range_constraints and contract is not None:
         plan, table = partition_for_ranges(program, operators, contract)
-        symbols = (*(None for _ in plan.state), *symbols_of(contract))
     else:
         plan = partition(program, operators)
     for node in plan.outside():
@@ -89,7 +83,7 @@ def emit(
     build = build_outer(plan, table)
 
     def file_of(module: GraphModule, plan: Partition, texts: Mapping[str, str]) -> bytes:
-        return _file(plan, module, texts, table, symbols)
+        return _file(plan, module, texts, table)
 
     plan.constants.clear()  # the delegates have them, and weights of integers stand there as floats too
     data = file_of(GraphModule(build.root, build.graph), plan, constant_methods or {})
@@ -108,26 +102,11 @@ def emit(
 
 
 def _file(
-    plan: Partition,
-    module: GraphModule,
-    texts: Mapping[str, str],
-    table: SizeTable | None = None,
-    symbols: Any = None,
+    plan: Partition, module: GraphModule, texts: Mapping[str, str], table: SizeTable | None = None
 ) -> bytes:
-    """Return the file of a program around delegates. `table` and `symbols` are its dynamic sizes."""
+    """Return the file of a program around delegates. `table` has its dynamic sizes."""
     examples = tuple(plan.tensors(plan.inputs))
-    if calls_delegates_alone(module):
-        sizes = () if table is None else (plan.tensors(plan.inputs, table), table.ranges)
-        outer = delegate_program(module, examples, *sizes)
-        return write_pte(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
-    try:
-        # torch defers comparisons of sizes to the runtime; what it cannot defer, it refuses or trips over.
-        outer = torch.export.export(
-            module, examples, dynamic_shapes=symbols, prefer_deferred_runtime_asserts_over_guards=True
-        )
-    except (UserError, AssertionError) as error:
-        found, _ = refused_sizes(str(error)) or (f"torch.export: {error}", FIX)
-        raise UnsupportedError("the operators around the delegates", found, FIX) from error
+    outer = outer_program(module, examples, {} if table is None else table.ranges)
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
     return write_pte(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dimorder.executorch.file_conversions import BACKEND_ID
 from dimorder.graph.branches import Branches
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
-from dimorder.graph.nodes import is_getitem
+from dimorder.graph.nodes import is_getitem, set_value
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.physical.annotations import FusedProgram
 from dimorder.sizes.size_table import SizeTable
@@ -123,7 +123,10 @@ class OuterBuilder:
     def keep(self, node: Node, value: Node) -> None:
         """Keep the value of a node of the physical program."""
         self.values[node] = value
-        if self.sizes is not None and isinstance(node.meta["val"], Tensor):
+        of_one = isinstance(node.meta["val"], Tensor)
+        tensors = self.plan.results(node, None if self.sizes is None else self.sizes.table)
+        set_value(value, tensors[0] if of_one else tensors)
+        if self.sizes is not None and of_one:
             self.sizes.add(value, self.plan.shapes(node)[0])
 
     def _attach(self, name: str, delegate: Delegate) -> None:

@@ -1,21 +1,14 @@
-"""Write shapes with dynamic sizes in the forms that delegates and torch.export take."""
+"""Write shapes with dynamic sizes in the form that delegates take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import torch
-
-from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.dynamic_sizes import FIX, DynamicSize
 from dimorder.sizes.affine import fit_sum
-from dimorder.sizes.export_symbolic import dims_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.delegate import SizeFormula
-
-aten = torch.ops.aten
 
 SizedShape = tuple[int, ...]
 
@@ -45,12 +38,3 @@ def result_shapes(
 def _values(sizes: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
     for size in sizes:
         yield size.values if isinstance(size, DynamicSize) else (size,) * count
-
-
-def symbols_of(contract: Contract) -> Any:
-    """Return the dynamic sizes of a program's inputs, as torch.export wants them."""
-    dims = dims_of(contract.symbols)
-    return tuple(
-        {d: dims[size] for d, size in enumerate(spec.boundary_shape) if isinstance(size, str)}
-        for spec in contract.inputs
-    )

@@ -54,13 +54,17 @@ class Partition:
 
     def tensors(self, nodes: Sequence[Node], table: SizeTable | None = None) -> list[Tensor]:
         """Return tensors like values. With the table of a program's dynamic sizes they have no data."""
-        found = []
-        for node in nodes:
-            value = empty(node.meta["val"], self.is_nhwc(node))
-            sized = value if table is None else table.tensor(value, self.shapes(node)[0])
-            assert sized is not None, f"{node} has a size that no size of the network explains"
-            found.append(sized)
-        return found
+        return [tensor for node in nodes for tensor in self.results(node, table)]
+
+    def results(self, node: Node, table: SizeTable | None = None) -> list[Tensor]:
+        """Return tensors like the results of a node; see `tensors`."""
+        found = [empty(each, self.is_nhwc(node)) for each in results(node)]
+        if table is None:
+            return found
+        sized = [table.tensor(each, shape) for each, shape in zip(found, self.shapes(node), strict=True)]
+        known = [each for each in sized if each is not None]
+        assert len(known) == len(sized), f"{node} has a size that no size of the network explains"
+        return known
 
     def outside(self) -> list[Node]:
         return [node for node, stage in self.stage.items() if stage % 2]
