@@ -63,17 +63,25 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
         yield f"{name}: it writes to its operand"
     if node.target is not SLICE_CONSTANT and all(o.op == "get_attr" for o in node.all_input_nodes):
         yield f"{name}: it reads constants alone, and is no constant"
-    elif node.target in SPELLINGS and (again := _spell_again(program, node)) != [node.target]:
-        yield f"{name}: the normal form spells it {' '.join(map(str, again)) or 'as nothing'}"
+    elif node.target in SPELLINGS:
+        reads_slices = any(operand.target is SLICE_CONSTANT for operand in node.all_input_nodes)
+        # A constant was sliced before the call was spelled, or after.
+        spelled = [
+            _spell_again(program, node, sliced) for sliced in ([False, True] if reads_slices else [True])
+        ]
+        if [node.target] not in spelled:
+            yield f"{name}: the normal form spells it {' '.join(map(str, spelled[0])) or 'as nothing'}"
 
 
-def _spell_again(program: Captured, node: Node) -> list[Any]:
-    """Return the operators that the spelling of a call writes: only its own, if it is in normal form."""
+def _spell_again(program: Captured, node: Node, sliced: bool) -> list[Any]:
+    """Return the operators that the spelling of a call writes: only its own, if it is in normal form.
+
+    `sliced` says that a slice of a constant is none.
+    """
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, fused={node.target})
-    reads_constants = all(_is_constant(operand) for operand in node.all_input_nodes)
     stand_ins: dict[Node, Any] = {
         operand: _constant_of(program, operand)
-        if operand.op == "get_attr" or (_is_constant(operand) and not reads_constants)
+        if operand.op == "get_attr" or (operand.target is SLICE_CONSTANT and not sliced)
         else tracer.input(operand.name, operand.meta["val"])
         for operand in node.all_input_nodes
     }
@@ -81,11 +89,6 @@ def _spell_again(program: Captured, node: Node) -> list[Any]:
     args, kwargs = pytree.tree_map_only(Node, stand_ins.__getitem__, (node.args, node.kwargs))
     tracer.trace(node, node.target, args, kwargs)
     return [call.target for call in tracer.graph.nodes if call.op == "call_function"]
-
-
-def _is_constant(node: Node) -> bool:
-    """Return whether a spelling reads a constant here: it does not see that a constant is sliced."""
-    return node.op == "get_attr" or node.target is SLICE_CONSTANT
 
 
 def _constant_of(program: Captured, node: Node) -> torch.Tensor:

@@ -11,7 +11,9 @@
 5. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
 6. A padding by an amount that is below zero at some sizes alone is a cut and a padding, each by none or more.
    Kernels take no amount below zero, and planned points may not show it.
-7. The larger of two numbers is the one that is larger at all sizes, if there is one. A same padding takes
+7. A padding of another mode by a dynamic amount reads the elements at places that are computed. The pieces
+   that it would be cut into differ with the amount.
+8. The larger of two numbers is the one that is larger at all sizes, if there is one. A same padding takes
    `max(padding, 0)`. torch proves nothing of it: each convolution would double the length of its sizes.
 """
 
@@ -127,18 +129,41 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
 def _pad(
     input: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None
 ) -> Tensor | None:
-    """Return what a padding does, if an amount is below zero at some sizes alone: cut, then pad."""
+    """Return what a padding by dynamic amounts does, where torch's own call would not do at all sizes."""
+    if mode in _BESIDE and any(map(_is_known, pad)):
+        for place, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+            dim = input.dim() - 1 - place
+            size = input.shape[dim]
+            at = torch.arange(before + size + after, device=input.device) - before
+            input = input.index_select(dim, _BESIDE[mode](at, size))
+        return input
     varies = [mode == "constant" and _cuts_at_some_sizes(amount) for amount in pad]
     if not any(varies):
         return None
-    cuts = [torch.sym_max(-amount, 0) if each else 0 for amount, each in zip(pad, varies, strict=True)]
+    cuts = [_or_none(-amount) if each else 0 for amount, each in zip(pad, varies, strict=True)]
     x = input
     for place, (low, high) in enumerate(zip(cuts[::2], cuts[1::2], strict=True)):
         dim = input.dim() - 1 - place
         if any(varies[2 * place : 2 * place + 2]):
             x = torch.ops.aten.slice.Tensor(x, dim, low, x.shape[dim] - high)
-    rest = [torch.sym_max(amount, 0) if each else amount for amount, each in zip(pad, varies, strict=True)]
+    rest = [_or_none(amount) if each else amount for amount, each in zip(pad, varies, strict=True)]
     return F.pad(x, rest, mode, value)
+
+
+def _or_none(amount: Any) -> Any:
+    """Return an amount, or 0 where it is below."""
+    larger = _max(amount, 0)
+    return torch.sym_max(amount, 0) if larger is None else larger
+
+
+# By the mode of a padding: the places that it reads, of places that begin below 0 and end beyond a size.
+_BESIDE: Mapping[str, Callable[[Tensor, Any], Tensor]] = MappingProxyType(
+    {
+        "reflect": lambda at, size: size - 1 - (size - 1 - at.abs()).abs(),
+        "replicate": lambda at, size: at.clamp(0, size - 1),
+        "circular": lambda at, size: at % size,
+    }
+)
 
 
 def _cuts_at_some_sizes(amount: int | SymInt) -> bool:

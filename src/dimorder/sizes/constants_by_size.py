@@ -58,12 +58,19 @@ def capture_specializations(
     masks = [mask for program in programs for mask in _masks(program)]
     masks += _masks(largest_program()) if masks else []
     # Each call finds the rows that a slice hides: torch's attention gives zeros for them.
-    if not any(map(_may_hide_rows, masks)) and _slice_constants(programs, largest_program):
+    hides = any(map(_may_hide_rows, masks))
+    # An index that is a constant takes other pieces at other sizes.
+    if _are_alike(programs) and not hides and _slice_constants(programs, largest_program):
         return programs
     slices = _computed_slices(programs, largest_program())
     programs = [captured(slices, point) for point in report_each(points, "capture", progress)]
     _slice_constants(programs, cache(lambda: captured(slices, largest)))
     return programs
+
+
+def _are_alike(programs: Sequence[Captured]) -> bool:
+    """Return whether programs call the same operators."""
+    return len({tuple(node.target for node in each.nodes) for each in programs}) == 1
 
 
 def _masks(program: Captured) -> list[torch.Tensor]:
