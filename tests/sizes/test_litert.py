@@ -255,6 +255,23 @@ class Unet(nn.Module):
         return y.flatten(2) @ y.flatten(2).transpose(1, 2)
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.MaxPool2d((5, 3), (3, 1), (2, 0), ceil_mode=True),
+        nn.AvgPool2d(2, ceil_mode=True),
+    ],
+)
+def test_the_last_window_of_a_pool_may_be_cut_at_some_sizes(pool: nn.Module) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), pool, nn.Conv2d(4, 5, 1)).eval()
+    dims = {2: Dim("H", min=6, max=40), 3: Dim("W", min=7, max=37)}
+    lowered = dimorder.lower(net, (torch.randn(1, 3, 20, 23),), target="litert", dynamic_shapes=(dims,))
+    for height, width in ((6, 7), (40, 37), (7, 8), (11, 30), (8, 9)):
+        assert max(errors(lowered, net, torch.randn(1, 3, height, width))) <= 1e-5
+
+
 @pytest.mark.parametrize("most", [4, 5, 8])
 def test_a_fixed_size_that_a_batch_has_too_is_written_alike_for_all_batches(most: int) -> None:
     """At a batch of 4, 32 is a multiple of the batch, and the image's own size."""

@@ -89,10 +89,12 @@ def _is_same(
     stride: Sequence[int],
     padding: Sequence[int],
     out: Any,
+    ceil_mode: bool = False,
 ) -> bool:
     """Return whether LiteRT's own scheme pads as the operator does, at a dynamic size too."""
     for d, (size, extent, step) in enumerate(zip(sizes, window, stride, strict=True)):
-        if step > 1 and size in w.varying:  # the scheme pads an even size otherwise than an odd one
+        # The scheme pads an even size otherwise than an odd one. So does `ceil_mode` for pairs.
+        if step > 1 and size in w.varying and not (ceil_mode and step == extent == 2):
             return False
         needed = max((out[d] - 1) * step + extent - size, 0)
         if out[d] != -(-size // step) or padding[2 * d] != needed // 2:
@@ -201,7 +203,7 @@ def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """
     x = w.dense(a.x)
     padding = _pool_padding(w, a)
-    if _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+    if _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3], a.ceil_mode):
         pass
     elif x.of is not None and x.of.zero_point == x.of.low:
         x, padding = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0)), (0, 0, 0, 0)
@@ -224,9 +226,9 @@ def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     """
     x = w.dense(a.x)
     padding = _pool_padding(w, a)
-    counts_inside = not a.count_include_pad and a.divisor_override is None and w.in_integers is None
-    is_same = any(padding) and _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3])
-    if counts_inside and is_same:
+    counts_inside = not (a.count_include_pad and any(a.padding)) and a.divisor_override is None
+    is_same = _is_same(w, x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3], a.ceil_mode)
+    if any(padding) and counts_inside and is_same and w.in_integers is None:
         return _pool(w, "AVERAGE_POOL_2D", x, a, SAME)
     y = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
     if w.in_integers is not None:
@@ -254,11 +256,24 @@ def _integer_mean(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
 
 
 def _pool_padding(w: LiteRtWriter, a: Arguments) -> tuple[int, ...]:
-    """Return the padding before and after each dimension, the same one for all values of a dynamic size."""
-    if a.ceil_mode or set(a.x.shape[1:3]).isdisjoint(w.varying):
-        return pool_padding(a.x.shape, a)
-    down, across = a.padding
-    return down, down, across, across
+    """Return the padding before and after each dimension, the same one for all values of a dynamic size.
+
+    With less than a stride more behind the end, `ceil_mode` is what LiteRT does: it leaves out what does not
+    fill a window. That does not hold where `ceil_mode` drops a window that would begin in the padding.
+    """
+    sizes, fit = a.x.shape[1:3], pool_padding(a.x.shape, a)
+    if set(sizes).isdisjoint(w.varying):
+        return fit
+    padding = []
+    for size, kernel, step, before, after in zip(
+        sizes, a.kernel_size, a.stride, a.padding, fit[1::2], strict=True
+    ):
+        if not a.ceil_mode:
+            after = before
+        elif size in w.varying and before <= kernel - step:
+            after = before + step - 1
+        padding += [before, after]
+    return tuple(padding)
 
 
 def pool_padding(shape: Sequence[int], a: Arguments) -> tuple[int, ...]:
