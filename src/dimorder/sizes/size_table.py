@@ -249,8 +249,8 @@ def _rounded_up(number: Any) -> Any:
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
     """Return the strides of a dense tensor with that shape, in the order of `like`.
 
-    A dimension that is expanded keeps its stride of 0. A stride that is a size is the same object: torch reads
-    the size then.
+    A dimension that is expanded keeps its stride of 0. A stride that is a size is the same object, of
+    which torch reads the size then.
     """
     strides: list[Any] = [0] * len(shape)
     step: Any = 1

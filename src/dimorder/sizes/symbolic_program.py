@@ -24,10 +24,10 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.claims import MOST_SIZES
-from dimorder.capture.tabulate_numbers import tabulate_numbers
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
+from dimorder.sizes.numbers import numbers_of
 from dimorder.sizes.points_apart import are_apart, find_three_apart, first_that_differ, products_are_apart
 from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, middle_of, points_of, sizes_of
 from dimorder.sizes.size_table import SizeTable
@@ -142,15 +142,8 @@ class SymbolicProgram:
 
     @cached_property
     def _numbers(self) -> list[Any]:
-        """Return the numbers that the network computes from sizes for its tensors, each once.
-
-        A number from which it computes others alone is not among them: it may pass for one of these. Nor is
-        a number that becomes an entry of a table.
-        """
-        nodes = tabulate_numbers(self.exported, self.limits).graph.nodes
-        read = (node for node in nodes if any(map(_is_of_tensors, node.users)))
-        values = (node.meta.get("val") for node in read)
-        return list({str(v): v for v in values if isinstance(v, torch.SymInt)}.values())
+        """Return the numbers that the network computes from sizes for its tensors, each once."""
+        return numbers_of(self.exported, self.limits)
 
     def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
         """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
@@ -384,11 +377,6 @@ class SymbolicProgram:
             for value in values
             if isinstance(value, torch.Tensor)
         ]
-
-
-def _is_of_tensors(node: Node) -> bool:
-    """Return whether a call computes something else than a number."""
-    return not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def format_point(point: Point) -> str:
