@@ -83,6 +83,17 @@ def test_group_norm_is_exact_for_means_far_above_the_deviation(groups):
     torch.testing.assert_close(y, expected.float(), rtol=1e-3, atol=1e-3)
 
 
+def test_a_group_norm_has_tangents():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv1d(3, 6, 4), nn.GroupNorm(2, 6))
+    perturb(plain)
+    module = to_channels_last(copy.deepcopy(plain))
+    x, tangent = torch.randn(2, 3, 19), torch.randn(2, 3, 19)
+    y, change = torch.func.jvp(module, (x,), (tangent,))
+    torch.testing.assert_close((y, change), torch.func.jvp(plain, (x,), (tangent,)), rtol=1e-3, atol=1e-4)
+    assert is_channels_last(y)
+
+
 def test_1d_samples_and_other_modes_pass_through():
     module = to_channels_last(Apply(lambda x: F.pad(x, (1, 1), mode="circular")))
     assert module(torch.randn(3, 9)).shape == (6, 9)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -239,6 +240,8 @@ def _group_norm(input: Tensor, num_groups: int, *args: Any, **kwargs: Any) -> Te
     is_liftable = input.is_floating_point() and _is_nlc(input)
     if not is_liftable or num_groups < 1 or input.shape[1] % num_groups:
         return F.group_norm(input, num_groups, *args, **kwargs)
+    if forward_ad._current_level >= 0:  # torch has no tangents of channels-last group norms
+        return _nlc(F.group_norm(input.contiguous(), num_groups, *args, **kwargs))
     means = input.detach().mean(2, keepdim=True).unflatten(1, (num_groups, -1))
     shift = means.mean(2, keepdim=True).expand_as(means).flatten(1, 2)
     return F.group_norm((input - shift).unsqueeze(2), num_groups, *args, **kwargs).squeeze(2)
