@@ -5,9 +5,11 @@ Callers tell the subclasses apart. The CLI exits with 2 for `UsageError`, and wi
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class DimorderError(Exception):
@@ -60,6 +62,31 @@ def install_of(*extras: str) -> str:
     """
     what = f"'.[{','.join(extras)}]'" if extras else "."
     return f"in dimorder's folder: pip install {what}"
+
+
+def require_type(value: object, kinds: type | tuple[type, ...], where: str, fix: str) -> None:
+    """Raise `UsageError` for a value of another type.
+
+    >>> require_type("NHWC", int, "rank 'NHWC'", "give the number of dims")
+    Traceback (most recent call last):
+    dimorder.errors.UsageError: rank 'NHWC'
+      found: a str
+      fix: give the number of dims
+    """
+    if not isinstance(value, kinds):
+        raise UsageError(where, f"a {type(value).__name__}", fix)
+
+
+def as_int(value: Any, where: str, fix: str) -> int:
+    """Return a value that counts as an int. Raises `UsageError` for any other.
+
+    >>> as_int(True, "rank", "give the number of dims"), as_int(4, "rank", "give the number of dims")
+    (1, 4)
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(where, f"{value!r:.60}, which is not an int", fix) from None
 
 
 @contextmanager

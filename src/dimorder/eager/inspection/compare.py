@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.eager.channels_last import snapshot
-from dimorder.eager.inspection.inspection import ORDERS, in_order
+from dimorder.eager.inspection.inspection import ORDERS, args_and_keywords, in_order
+from dimorder.eager.inspection.order_errors import naming_the_order
 from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
 from dimorder.modules import eval_mode, left_as_it_was
@@ -120,7 +121,7 @@ def compare(
     Regions are its direct submodules. A Sequential or a list is replaced by its own submodules. The model
     runs in eval mode without gradients and is restored afterwards.
 
-    Raises `UsageError` for fewer than 3 rounds.
+    Raises `UsageError` for fewer than 3 rounds, and `UnsupportedError` as `inspect` does.
 
     >>> import torch
     >>> found = compare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 9, 9), rounds=3)
@@ -129,10 +130,10 @@ def compare(
     """
     if rounds < 3:
         raise UsageError(f"rounds={rounds}", "too few to tell noise from gain", "give 3 or more")
-    given = ((args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {}))
+    given = args_and_keywords(model, args, kwargs)
     parts = dict(_regions(model))
     times: dict[str, dict[str, list[float]]] = {order: defaultdict(list) for order in ORDERS}
-    with left_as_it_was(model, given):
+    with naming_the_order(model, *given), left_as_it_was(model, given):
         runs = {order: _prepare(model, given, order) for order in ORDERS}
         for round_ in range(rounds + 1):
             for order in ORDERS if round_ % 2 else ORDERS[::-1]:

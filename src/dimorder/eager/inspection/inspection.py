@@ -20,9 +20,10 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.eager.channels_last import weights_in_order
 from dimorder.eager.conversion import convert
 from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
+from dimorder.eager.inspection.order_errors import naming_the_order
 from dimorder.eager.inspection.trace import record_calls
 from dimorder.eager.inspection.traced import TracedCall
-from dimorder.errors import DimorderError, UsageError
+from dimorder.errors import DimorderError, UsageError, require_type
 from dimorder.modules import eval_mode, left_as_it_was
 from dimorder.text import notebook_html, shape_text
 
@@ -187,16 +188,20 @@ def inspect(
         The inspection.
 
     Raises:
-        UsageError: for another order. Errors of the model itself pass through.
+        UsageError: for another order, and for arguments of other types.
+        UnsupportedError: for a model that runs in its own order, but not in `order`: the error names the
+            line. Errors that the model has in its own order pass through.
 
     >>> found = inspect(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 5, 7))
     >>> [(x.verdict, x.operator, x.module, x.before, x.after) for x in found.of("lost")]
     [('lost', 'aten._softmax', '1', 'NHWC', 'NCHW')]
     """
-    if order not in (*ORDERS, None):
-        raise UsageError(f"order {order!r}", "no order to inspect in", f"give {' or '.join(ORDERS)}, or None")
-    args = (args,) if isinstance(args, Tensor) else tuple(args)
-    with in_order(model, (args, dict(kwargs or {})), order) as (args, keywords):
+    if order is not None and (not isinstance(order, str) or order not in ORDERS):
+        found, fix = "no order to inspect in", f"give {' or '.join(ORDERS)}, or None"
+        raise UsageError(f"order {order!r:.60}", found, fix)
+    given = args_and_keywords(model, args, kwargs)
+    in_own_order = nullcontext() if order is None else naming_the_order(model, *given)
+    with in_own_order, in_order(model, given, order) as (args, keywords):
         start = time.perf_counter()
         model(*args, **keywords)
         model_us = (time.perf_counter() - start) * 1e6
@@ -206,6 +211,16 @@ def inspect(
     shapes = tuple(tuple(x.shape) for x in tensors if not x.is_nested)
     findings = judge(calls, _KINDS[order])
     return Inspection(type(model).__name__, order, shapes, findings, tuple(calls), model_us)
+
+
+def args_and_keywords(
+    model: nn.Module, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call. Raises `UsageError` for other types than those of `inspect`."""
+    require_type(model, nn.Module, "the model", "pass a module; that of an exported program is .module()")
+    require_type(args, (Tensor, Sequence), "args", "pass a tuple of the inputs, or a tensor")
+    require_type(kwargs, (Mapping, type(None)), "kwargs", "pass a dict of inputs by their names")
+    return (args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {})
 
 
 @contextmanager
@@ -303,11 +318,16 @@ def expect_channels_last(
 
     Raises:
         OrderError: an AssertionError that shows the places.
+        UsageError: for patterns that are not a list. Errors of `inspect` pass through.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))
     >>> expect_channels_last(net, torch.randn(2, 3, 5, 7), allow=["softmax"]).keeps
     False
     """
+    if isinstance(allow, str) or not isinstance(allow, Sequence):  # each letter of a text would be a pattern
+        raise UsageError(
+            "allow", f"{allow!r:.60}, which is no list", "give a list of patterns, as ['head.*']"
+        )
     found = inspect(model, args, kwargs)
     places = [
         place
