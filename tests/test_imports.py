@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "modules": set(),
     "files": {"errors"},
     "cpu": {"errors"},
-    "clock": set(),
+    "clock": {"errors"},
     "algebra": {"errors"},
     "planning": set(),
     "contract": {"errors", "text", "algebra"},
@@ -133,6 +133,7 @@ MAY_IMPORT = {
     },
     "api": {
         "errors",
+        "files",
         "cpu",
         "clock",
         "modules",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dimorder.capture.integer_boundary import Types
 from dimorder.clock import Clock, Progress
 from dimorder.cpu import require_threads
-from dimorder.errors import UnsupportedError, UsageError, installed
+from dimorder.errors import UnsupportedError, UsageError, installed, require_type
+from dimorder.files import as_path
 from dimorder.lowered import Lowered
 from dimorder.modules import one_at_a_time
 from dimorder.pipeline.checking import Checks
@@ -158,6 +158,8 @@ def lower(
     >>> len(lowered.plan.conversions), lowered.max_rel_error < 1e-5
     (0, True)
     """
+    fix = "give True or False, or leave it out"
+    require_type(run_artifact, (bool, type(None)), "run_artifact", fix)
     clock, lowered = Clock(progress), dict[object, Lowered]()
     orders, types = (input_orders, output_orders), (input_types, output_types)
     request = _request(target, objective, orders, types, cost_at)
@@ -250,6 +252,7 @@ def _request(
     cost_at: Point | None,
 ) -> Request:
     asked = find(target)
+    require_type(cost_at, (Mapping, type(None)), "cost_at", "give a size for each dynamic size, as {'N': 4}")
     if objective is not None:
         require_objective(asked.name, asked.objectives, objective)
     return Request(asked, objective or asked.objectives[0], orders, types, cost_at)
@@ -315,7 +318,8 @@ def load(
         The program, called with the tensors of its contract.
 
     Raises:
-        UsageError: if there is no such file, or if the number of threads cannot be chosen.
+        UsageError: if there is no such file, for what is no path, or if the number of threads cannot be
+            chosen.
         ContractError: if the file is damaged or cut off.
         UnsupportedError: if the runtime is not installed, or lacks an operator of the program.
 
@@ -325,7 +329,7 @@ def load(
       found: missing.tosa: No such file or directory
       fix: give the path of a .tosa file
     """
-    file = Path(path)
+    file = as_path(path, "loading")
     found = target_for_file(file) if target is None else find(target)
     if found.files.load is None:
         fix = "run it with what it was lowered for"
@@ -342,4 +346,4 @@ def _set_threads(target: Target, count: int) -> None:
     require_threads(count)
     if target.runtime.set_threads is None:
         raise UsageError(f"{count} threads", f"target {target.name} has no choice of them", "leave it out")
-    target.runtime.set_threads(count)
+    target.runtime.set_threads(int(count))

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import ParamSpec, TypeVar
 
+from dimorder.errors import UsageError
+
 Progress = Callable[[str], None]
 Given = ParamSpec("Given")
 Item = TypeVar("Item")
@@ -64,6 +66,8 @@ class Clock:
     """
 
     def __init__(self, progress: Progress) -> None:
+        if not callable(progress):
+            raise UsageError("progress", f"a {type(progress).__name__}", "give a function, such as print")
         self.progress = progress
         self.seconds: dict[str, float] = {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, as_int
 
 _MOST_THREADS = 1024  # runtimes take memory for each thread before the first runs
 _MAKERS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
@@ -33,10 +32,7 @@ def family() -> str:
 
 def require_threads(count: int) -> None:
     """Raise `UsageError` for a count that is no number of threads from 1 to 1024."""
-    try:
-        operator.index(count)
-    except TypeError:
-        raise UsageError(f"{count!r} threads", "a count that is not an int", "say 1 or more") from None
+    count = as_int(count, f"{count!r} threads", "say 1 or more")
     if count < 1:
         raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
     if count > _MOST_THREADS:

@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dimorder.errors import writable
+from dimorder.errors import require_type, writable
+
+
+def as_path(path: str | os.PathLike[str], where: str) -> Path:
+    """Return a path. Raises `UsageError` for what is none: `where` says what reads or writes it.
+
+    >>> as_path("net.pte", "saving")
+    PosixPath('net.pte')
+    """
+    require_type(path, (str, os.PathLike), f"{where} {path!r:.60}", "give a path, such as 'net.pte'")
+    return Path(path)
 
 
 def require_sound_archive(path: str | os.PathLike[str]) -> None:

@@ -18,7 +18,7 @@ from dimorder.capture.fold import fold_constants
 from dimorder.capture.state import restart
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
-from dimorder.files import write_whole
+from dimorder.files import as_path, write_whole
 from dimorder.ops.dialect import SLICE_CONSTANT, decompose
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.quantized_to_aten import quantized_to_aten
@@ -122,7 +122,7 @@ class Lowered:
         >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),)).save(Path(tempfile.mkdtemp(), "relu.pt2")).name
         'relu.pt2'
         """
-        self.target.check_name(Path(path))
+        self.target.check_name(as_path(path, "saving"))
         return write_whole(path, self.artifact.data, self.artifact.companions)
 
     def text(self, what: str) -> str:

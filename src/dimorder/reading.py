@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dimorder.contract import TensorSpec
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, require_type
 from dimorder.text import shape_text
 
 
@@ -31,6 +31,10 @@ class Normalization:
 
     def __post_init__(self) -> None:
         for option, values in (("--mean", self.mean), ("--std", self.std)):
+            fix = "give a tuple with a number for each channel, or with one for all"
+            require_type(values, (tuple, list), option, fix)
+            if not values or not all(isinstance(value, (int, float)) for value in values):
+                raise UsageError(option, f"{values!r:.60}", fix)
             if not all(map(math.isfinite, values)):
                 raise UsageError(option, "a value that is not finite", "give a number for each channel")
         if 0 in self.std:

@@ -10,8 +10,8 @@ import torch
 
 from dimorder.capture.state import restart
 from dimorder.contract import StateSpec
-from dimorder.errors import UnsupportedError, UsageError, VerificationError, installed
-from dimorder.files import write_whole
+from dimorder.errors import UnsupportedError, UsageError, VerificationError, installed, require_type
+from dimorder.files import as_path, write_whole
 from dimorder.lowered import Lowered
 from dimorder.runtime.guard import OnMismatch, check, require_choice
 from dimorder.runtime.program import Program
@@ -39,7 +39,8 @@ def save_signatures(
         The path of the file.
 
     Raises:
-        UsageError: if there is no network, if the name has another suffix, or if the file cannot be written.
+        UsageError: if there is no network, for what is no lowered network or no path, if the name has another
+            suffix, or if the file cannot be written.
         UnsupportedError: if the target has one network in a file, or if networks cannot share their state.
         VerificationError: if a signature gives other results than its network alone.
 
@@ -52,9 +53,13 @@ def save_signatures(
     tensor([[0., 0., 1.],
             [2., 0., 3.]])
     """
-    path = Path(path)
+    path = as_path(path, "saving")
+    require_type(networks, Mapping, f"saving {path}", "give a dict of lowered networks, by signature")
     if not networks:
         raise UsageError(f"saving {path}", "no networks", "give one for each signature")
+    for name, lowered in networks.items():
+        require_type(name, str, f"signature {name!r} of {path}", "name each signature by a text")
+        require_type(lowered, Lowered, f"signature {name!r} of {path}", "pass what dimorder.lower returns")
     target = next(iter(networks.values())).target
     target.check_name(path)
     for name, lowered in networks.items():
@@ -133,7 +138,7 @@ def load_signatures(path: str | os.PathLike[str], on_mismatch: OnMismatch = "ada
       found: No such file or directory
       fix: give the path of a .tflite file
     """
-    file = Path(path)
+    file = as_path(path, "loading")
     target = target_for_file(file)
     require_choice(on_mismatch)
     if target.files.signatures is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, as_int
 
 T = TypeVar("T")
 
@@ -118,6 +118,7 @@ class DimOrder:
         >>> DimOrder.parse("NHWC", 4) == DimOrder.parse([0, 2, 3, 1], 4) == DimOrder.parse("channels_last", 4)
         True
         """
+        rank = as_int(rank, f"dim order {spec!r:.60}", "give the number of dims as the second argument")
         order = _parse(spec, rank)
         if order is None:
             names = ", ".join(name for name, dims in NAMED_ORDERS.items() if len(dims) == rank)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, as_int
 
 _DIMS = "gnoicdhwl"  # of activations and of weights, each in logical order
 _TAG = re.compile(r"(?P<outer>[a-zA-Z]*)(?P<inner>(\d+[a-z])*)")
@@ -71,6 +71,7 @@ class Layout:
         >>> Layout.parse("OIhw4i16o4i", 4) == Layout.parse("ABcd4b16a4b", 4)
         True
         """
+        rank = as_int(rank, f"layout {tag!r:.60}", "give the number of dims as the second argument")
         match = _TAG.fullmatch(tag) if isinstance(tag, str) else None
         outer, inner = match.group("outer", "inner") if match else ("", "")
         letters = outer.lower()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.capture.captured import Captured
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, require_type
 from dimorder.graph.nodes import call_after, operator_at, replace_node, set_value
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of, moved_operands
@@ -140,6 +140,8 @@ def _requested_types(
     types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str
 ) -> list[torch.dtype | None]:
     """Return the requested integer type of each tensor, or None if it stays as it is."""
+    fix = f"give one of {', '.join(TYPES)}, or a list with one per {kind}"
+    require_type(types, (str, torch.dtype, list, tuple, type(None)), f"{kind} types", fix)
     alone = types is None or isinstance(types, (str, torch.dtype))
     asked: list[Any] = [types] * len(nodes) if alone else [*types]  # type: ignore[misc]  # mypy forgets `alone`
     if len(asked) != len(nodes):

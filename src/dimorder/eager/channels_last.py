@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import order_with_gaps, read
-from dimorder.eager.conversion import convert, require_strides
+from dimorder.eager.conversion import convert, require_shape, require_strides
 from dimorder.eager.lifting import lift, set_class, unlift
 from dimorder.errors import UsageError
 
@@ -108,10 +108,15 @@ def is_channels_last(tensor: Tensor) -> bool:
     Returns:
         True if it is channels-last.
 
+    Raises:
+        UsageError: for what is no tensor.
+
     >>> x = to_channels_last(torch.zeros(2, 6, 5, 7))
     >>> is_channels_last(x), is_channels_last(x[:, :3]), is_channels_last(torch.zeros(2, 1, 5, 7))
     (True, False, True)
     """
+    if not isinstance(tensor, Tensor):
+        raise UsageError("is_channels_last", f"a {type(tensor).__name__}", "pass a tensor")
     if tensor.dim() not in RANKS or tensor.layout != torch.strided or tensor.is_nested:
         return False
     order = read(tuple(tensor.shape), tensor.stride())
@@ -131,11 +136,12 @@ def empty(shape: Sequence[int], *, order: object = "channels_last", **options: A
         The tensor.
 
     Raises:
-        UsageError: if the order has another rank.
+        UsageError: if the shape is none, or if the order has another rank.
 
     >>> empty((2, 3, 5), order="NLC", dtype=torch.int8).stride()
     (15, 1, 3)
     """
+    require_shape(shape, "empty")
     shape = tuple(shape)
     return torch.empty_strided(shape, DimOrder.parse(order, len(shape)).strides(shape), **options)
 
@@ -151,10 +157,18 @@ def collate(batch: Sequence[Any]) -> Any:
     Returns:
         The batch.
 
+    Raises:
+        UsageError: for what is no list of samples. What samples cannot be is an error of `default_collate`.
+
     >>> pixels = torch.zeros(5, 7, 3).permute(2, 0, 1)
     >>> collate([pixels, pixels]).stride()
     (105, 1, 21, 3)
     """
+    try:
+        batch[0]
+    except (TypeError, KeyError, IndexError):
+        found = "no samples" if isinstance(batch, Sequence) else f"a {type(batch).__name__}"
+        raise UsageError("a batch to collate", found, "give a list of samples") from None
     return _collate(batch, collate_fn_map={**default_collate_fn_map, Tensor: _stack})
 
 

@@ -17,7 +17,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.layout import Layout
 from dimorder.algebra.strides import read
 from dimorder.eager.transposition import ChosenWay, choose, fast_copy
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, require_type
 from dimorder.text import shape_text
 
 
@@ -83,14 +83,16 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
         The logical tensor.
 
     Raises:
-        UsageError: if the physical shape does not fit the layout and the logical shape, and for a tensor
-            without strides.
+        UsageError: if the physical shape does not fit the layout and the logical shape, for a tensor without
+            strides, and for what is no layout or no shape.
 
     >>> x, layout = torch.randn(2, 35, 5, 7), Layout.parse("nChw16c", 4)
     >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
     True
     """
     require_strides(physical, f"a physical tensor of {layout}")
+    require_type(layout, Layout, "unblock", "give the layout, such as Layout.parse('nChw16c', 4)")
+    require_shape(shape, "unblock")
     expected = layout.physical_shape(shape)
     if physical.shape != expected:
         raise UsageError(
@@ -100,6 +102,13 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
         )
     padded = physical.permute(layout.pieces.inverse.dims).reshape(layout.padded_shape(shape))
     return convert(padded[tuple(map(slice, shape))], order)
+
+
+def require_shape(shape: Sequence[int], where: str) -> None:
+    """Raise `UsageError` for what is no sequence of sizes."""
+    sizes = shape if isinstance(shape, (tuple, list)) else (None,)
+    if not all(isinstance(size, (int, torch.SymInt)) and size >= 0 for size in sizes):
+        raise UsageError(where, f"{shape!r:.60}, which is no shape", "give a tuple of sizes, as (2, 3, 5, 7)")
 
 
 def require_strides(tensor: Tensor, where: str) -> None:

@@ -94,7 +94,7 @@ def _require_orders(orders: Any, kind: str) -> None:
     if isinstance(orders, dict):
         fix = f"give a list with one order per {kind}, in their sequence"
         raise UsageError(f"{kind} orders", "a dict", fix)
-    if orders and isinstance(orders, (list, tuple)) and all(isinstance(dim, int) for dim in orders):
+    if isinstance(orders, (list, tuple)) and orders and all(isinstance(dim, int) for dim in orders):
         order = DimOrder.parse(orders, len(orders))
         raise UsageError(f"{kind} orders", f"{orders}, which is one order", f"write {order!r}")
 

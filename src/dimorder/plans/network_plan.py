@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dimorder.contract import Contract
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, as_int
 from dimorder.layout.problem import Extracted
 from dimorder.ops.problem_map import transposes
 from dimorder.planning.plan import Certificate, LayoutPlan
@@ -116,6 +116,7 @@ class NetworkPlan:
         Raises:
             UsageError: if there is no such conversion.
         """
+        index = as_int(index, "explain", "give the number of a conversion, such as 0")
         if not 0 <= index < len(self.layout_plan.conversions):
             last = len(self.layout_plan.conversions) - 1
             fix = f"give 0 to {last}" if last > 0 else "give 0" if last == 0 else "the plan has no conversion"

@@ -92,7 +92,7 @@ def restore(
 
 def require_choice(on_mismatch: str) -> None:
     """Raise `UsageError` unless `on_mismatch` is "adapt", "error" or "warn"."""
-    if on_mismatch not in _CHOICES:
+    if not isinstance(on_mismatch, str) or on_mismatch not in _CHOICES:
         raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(_CHOICES)}")
 
 

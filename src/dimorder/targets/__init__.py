@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, require_type
 from dimorder.targets import ethos_u
 from dimorder.targets.target_info import TargetInfo
 
@@ -178,6 +178,7 @@ def require_objective(target: str, known: Collection[str], objective: str) -> No
       found: no objective of target torch, but of xnnpack
       fix: choose bytes or count
     """
+    require_type(objective, str, "objective", f"choose {' or '.join(known)}")
     if objective not in known:
         owners = next((owners for name, _, owners in choices("objectives") if name == objective), "")
         found = f"no objective of target {target}{f', but of {owners}' if owners else ''}"
