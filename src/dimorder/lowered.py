@@ -193,6 +193,10 @@ class Lowered:
     def __deepcopy__(self, memo: dict[int, Any]) -> Lowered:
         return replace(self)
 
+    def __reduce__(self) -> Any:
+        fix = "write it with .save(path), and load it in the other process"
+        raise UsageError("a lowered network", "it cannot be pickled: a runtime holds its program", fix)
+
     def __repr__(self) -> str:
         return f"{self._summary}\n{self.plan}"
 

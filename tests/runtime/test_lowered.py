@@ -1,6 +1,7 @@
 """Our own .pte files, however fed: eager's result, or a refusal that names the input and both orders."""
 
 import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -153,6 +154,39 @@ class Counter(nn.Module):
     def forward(self, x):
         self.count += 1
         return x * self.count
+
+
+class Scaled(nn.Module):
+    """A convolution whose result is scaled, and divided by another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x, below, scale=1.0, mask=None):
+        return self.conv(x) * scale * mask / below
+
+
+def test_arguments_by_position_may_come_by_name():
+    torch.manual_seed(0)
+    model, x, below, mask = (
+        Scaled().eval(),
+        torch.randn(2, 3, 5, 7),
+        torch.rand(3, 5) + 1,
+        torch.rand(4, 3, 5),
+    )
+    lowered = dimorder.lower(model, (x, below), {"scale": 3.0, "mask": mask})
+    named = {"mask": mask, "below": below, "scale": 3.0}
+    wanted = model(x, **named)
+    for result in (lowered(x=x, **named), lowered(x, **named)):
+        torch.testing.assert_close(result, wanted)
+    with pytest.raises(UsageError, match=r"found: 0 by position, by name below, scale\n"):
+        lowered(below=below, scale=3.0)
+
+
+def test_a_pickle_is_refused():
+    with pytest.raises(UsageError, match="fix: write it with"):
+        pickle.dumps(dimorder.lower(nn.ReLU(), (torch.ones(2, 3),)))
 
 
 @pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy])

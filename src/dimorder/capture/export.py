@@ -231,22 +231,28 @@ def require_arguments(args: object, kwargs: object) -> None:
 def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the leaves of a call in the program's sequence, keywords and keys by name.
 
+    An argument that the program has by position may come by name.
+
     Raises:
         UsageError: The call has another structure than the program's.
     """
     spec = exported.call_spec.in_spec
+    positional, named = spec.children()
+    count, names = positional.num_children, list(named.context or ())
+    signature = exported.module_call_graph[0].signature
+    known = (signature and signature.forward_arg_names) or []
+    missing, called = known[len(args) : count], (len(args), list(kwargs))
+    if set(missing) <= set(kwargs):
+        args = (*args, *(kwargs[name] for name in missing))
+        kwargs = {name: value for name, value in kwargs.items() if name not in missing}
     try:
         leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
     except (ValueError, TypeError, KeyError) as error:
-        positional, named = spec.children()
-        count, names = positional.num_children, list(named.context or ())
         if (len(args), set(kwargs)) == (count, set(names)):
             reason = " ".join(str(error).split())[:200]
             found = f"another structure than the network was exported with ({reason})"
         else:
-            found = _counted(len(args), list(kwargs))
-        signature = exported.module_call_graph[0].signature
-        known = (signature and signature.forward_arg_names) or []
+            found = _counted(*called)
         fix = f"give {_counted(count, names, known[:count])}"
         if len(args) + len(kwargs) > count + len(names):
             fix += "; others are fixed, unless the network is lowered with them"
