@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
-from dimorder.errors import UsageError, as_int
+from dimorder.errors import UsageError, as_int, require_type
 
 T = TypeVar("T")
 
@@ -169,6 +169,7 @@ class DimOrder:
         >>> DimOrder(0, 2, 3, 1).compose(DimOrder(0, 3, 1, 2))
         DimOrder(0, 1, 2, 3)
         """
+        require_type(then, DimOrder, f"{self!r}.compose", "give a DimOrder")
         return DimOrder(*then.apply(self.dims))
 
     def apply(self, values: Sequence[T]) -> tuple[T, ...]:
@@ -194,6 +195,7 @@ class DimOrder:
         >>> DimOrder.contiguous(4).permuted(DimOrder(0, 3, 1, 2))
         DimOrder(0, 2, 3, 1)
         """
+        require_type(dims, DimOrder, f"{self!r}.permuted", "give a DimOrder")
         return dims.inverse.compose(self)
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -256,6 +258,7 @@ class DimOrder:
         >>> [nchw.equivalent(nhwc, (2, channels, 5, 7)) for channels in (1, 3, "c")]
         [True, False, False]
         """
+        require_type(other, DimOrder, f"{self!r}.equivalent", "give a DimOrder")
         return self.canonical(shape) == other.canonical(shape)
 
     def __repr__(self) -> str:
@@ -278,6 +281,9 @@ class DimOrder:
         return self.dims[place]
 
     def _check_rank(self, values: Sequence[object]) -> None:
+        if not hasattr(values, "__len__"):
+            found = f"a {type(values).__name__}, which has no entries"
+            raise UsageError(repr(self), found, f"pass one entry for each of the {len(self.dims)} dims")
         if len(values) != len(self.dims):
             raise UsageError(
                 repr(self),

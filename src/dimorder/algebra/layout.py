@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.errors import UsageError, as_int
+from dimorder.errors import UsageError, as_int, require_type
 
 _DIMS = "gnoicdhwl"  # of activations and of weights, each in logical order
 _TAG = re.compile(r"(?P<outer>[a-zA-Z]*)(?P<inner>(\d+[a-z])*)")
@@ -48,6 +48,11 @@ class Layout:
                 f"the order {self.order!r}, no DimOrder",
                 "write Layout(DimOrder(0, 2, 3, 1)), or Layout.parse('nChw16c', 4)",
             )
+        fix = "give each block as a pair of a dim and a size: ((1, 16),)"
+        require_type(self.blocks, (tuple, list), "the blocks of a layout", fix)
+        for block in self.blocks:
+            if not isinstance(block, (tuple, list)) or [type(each) for each in block] != [int, int]:
+                raise UsageError("the blocks of a layout", f"{block!r:.60}", fix)
         for dim, size in self.blocks:
             if dim not in range(len(self.order)) or size < 2:
                 raise UsageError(
