@@ -276,6 +276,19 @@ def test_a_conversion_in_inference_mode_leaves_a_module_that_can_be_trained():
     assert is_channels_last(module.weight) and is_channels_last(module.weight.grad)
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_a_module_from_inference_mode_computes_as_before(within):
+    with torch.inference_mode():
+        module, x = nn.Sequential(nn.Conv1d(3, 6, 4), nn.ConvTranspose1d(6, 5, 2)), torch.randn(2, 3, 9)
+        expected = module(x)
+    with torch.inference_mode(within), torch.no_grad():
+        to_channels_last(module)
+        torch.testing.assert_close(module(x), expected)
+        assert is_channels_last(module(x)) and is_channels_last(module[0].weight)
+        to_contiguous(module)
+        torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
 def test_shared_memory_stays_shared():
     module = to_channels_last(nn.Conv2d(3, 4, 2).share_memory())
     assert module.weight.is_shared() and is_channels_last(module.weight)

@@ -6,7 +6,7 @@ A result always has the requested order: dense, with canonical strides, also whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -271,12 +271,10 @@ def _lay_module(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> 
         lift(module)
     else:
         unlift(module)
-    # Memory from inference mode could never be trained again.
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-        for tensor, data, grad in _laid_out(module, order_of_rank):
-            tensor.data = data
-            if grad is not None:
-                tensor.grad = grad
+    for tensor, data, grad in _laid_out(module, order_of_rank):
+        tensor.data = data
+        if grad is not None:
+            tensor.grad = grad
 
 
 def _laid_out(
@@ -291,12 +289,16 @@ def _laid_out(
         if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) != 1:
             continue  # converted already, or parts of one memory, which no single order fits
         order = order_of_rank(weight.dim())
-        data = _convert_shared(weight.detach(), order)
+        data = _convert_shared(weight, order)
         for tensor in tied:
             yield tensor, data, None if tensor.grad is None else _convert_shared(tensor.grad, order)
 
 
 def _convert_shared(tensor: Tensor, order: DimOrder) -> Tensor:
-    """Convert a tensor; if its memory can be shared with other processes, that of the result can, too."""
-    result = convert(tensor, order)
-    return result.share_memory_() if tensor.is_shared() else result
+    """Convert a tensor; if its memory can be shared with other processes, that of the result can, too.
+
+    Memory from inference mode could never be trained again, and no other memory fits a weight from there.
+    """
+    with torch.inference_mode(tensor.is_inference()):
+        result = convert(tensor.detach(), order)
+        return result.share_memory_() if tensor.is_shared() else result
