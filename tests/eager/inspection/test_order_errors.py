@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from dimorder.eager.inspection.compare import compare
 from dimorder.eager.inspection.inspection import expect_channels_last
 from dimorder.eager.inspection.inspection import inspect as inspect_run
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 
 
 class Viewing(nn.Module):
@@ -62,3 +63,20 @@ def test_an_error_in_every_order_passes_through():
         inspect_run(model, torch.randn(1, 2, 5, 7))
     with pytest.raises(TypeError, match=re.escape("forward()")):
         inspect_run(model, ())
+
+
+def test_tensors_without_memory_are_refused():
+    model = nn.Conv2d(3, 4, 3)
+    for given in (model, torch.randn(2, 3, 5, 7, device="meta")), (model.to("meta"), torch.randn(2, 3, 5, 7)):
+        with pytest.raises(UsageError, match="a tensor without memory, where the network is run for real"):
+            inspect_run(*given)
+
+
+def test_threads_that_inspect_one_network_leave_it_as_it_was():
+    model = nn.Sequential(nn.Conv1d(5, 6, 3), nn.Conv1d(6, 7, 4))
+    strides = [each.stride() for each in model.parameters()]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda _: inspect_run(model, torch.randn(2, 5, 64)), range(24)))
+    assert {len(each.calls) for each in found} == {len(found[0].calls)}
+    assert type(model) is nn.Sequential
+    assert [each.stride() for each in model.parameters()] == strides

@@ -19,7 +19,7 @@ from dimorder.eager.inspection.inspection import ORDERS, args_and_keywords, in_o
 from dimorder.eager.inspection.order_errors import naming_the_order
 from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
-from dimorder.modules import eval_mode, left_as_it_was
+from dimorder.modules import eval_mode, left_as_it_was, one_at_a_time
 
 ROUNDS = 11
 LEAST_SHARE = 0.02  # of the time: smaller regions are omitted
@@ -109,6 +109,7 @@ class Comparison:
         )
 
 
+@one_at_a_time
 def compare(
     model: nn.Module,
     args: Sequence[Any] | Tensor,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
@@ -24,7 +25,7 @@ from dimorder.eager.inspection.order_errors import naming_the_order
 from dimorder.eager.inspection.trace import record_calls
 from dimorder.eager.inspection.traced import TracedCall
 from dimorder.errors import DimorderError, UsageError, require_type
-from dimorder.modules import eval_mode, left_as_it_was
+from dimorder.modules import eval_mode, left_as_it_was, one_at_a_time
 from dimorder.text import notebook_html, shape_text
 
 ORDERS = ("channels_last", "contiguous")
@@ -165,6 +166,7 @@ _COLUMNS = ("verdict", "operator", "at", "in", "shape", "before", "after", "byte
 _IN_ORDER = {"channels_last": "in channels-last", "contiguous": "row-major", None: "as it is"}
 
 
+@one_at_a_time
 def inspect(
     model: nn.Module,
     args: Sequence[Any] | Tensor,
@@ -220,7 +222,12 @@ def args_and_keywords(
     require_type(model, nn.Module, "the model", "pass a module; that of an exported program is .module()")
     require_type(args, (Tensor, Sequence), "args", "pass a tuple of the inputs, or a tensor")
     require_type(kwargs, (Mapping, type(None)), "kwargs", "pass a dict of inputs by their names")
-    return (args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {})
+    given = (args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {})
+    for tensor in (*model.parameters(), *model.buffers(), *pytree.tree_leaves(given)):
+        if isinstance(tensor, FakeTensor) or (isinstance(tensor, Tensor) and tensor.is_meta):
+            found = "a tensor without memory, where the network is run for real"
+            raise UsageError("the model and its inputs", found, "put all on one device with memory, as cpu")
+    return given
 
 
 @contextmanager

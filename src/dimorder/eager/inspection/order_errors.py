@@ -18,6 +18,7 @@ from dimorder.errors import DimorderError, UnsupportedError
 from dimorder.modules import eval_mode, left_as_it_was
 
 # Frames of torch and of this package.
+_WATCHING = str(Path(__file__).with_name("trace.py"))
 _BETWEEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
@@ -25,21 +26,22 @@ _BETWEEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 def naming_the_order(model: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
     """Raise `UnsupportedError` for an error of a network that runs in its own order without one.
 
-    An error that it has in its own order too passes through.
+    An error that it has in its own order too passes through, and so does one of a watched run.
     """
     try:
         yield
     except DimorderError:
         raise
     except Exception as error:
-        if not _runs(model, args, kwargs):
+        frames = traceback.extract_tb(error.__traceback__)
+        if any(frame.filename == _WATCHING for frame in frames) or not _runs(model, args, kwargs):
             raise
         what = str(error) or type(error).__name__
         fix = "write reshape for view in that line" if "view size" in what else "let that line take any order"
         raise UnsupportedError(
             f"{type(model).__name__}{_line_of(error)}",
             f"it fails only in another order than its own: {what}",
-            f"{fix}, or inspect it as it is: order=None, --order as-is",
+            f"{fix}, or inspect its own order alone: order=None, --order as-is without --compare",
         ) from error
 
 

@@ -48,6 +48,7 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Files whose frames are between the program's own frame and an operator.
 _BETWEEN = (
     _HERE,
+    os.path.join(os.path.dirname(os.path.dirname(_HERE)), "modules.py"),
     "<",
     *(_TORCH + path for path in ("_compile.py", "_dynamo", "_ops.py", "_tensor.py", "utils")),
 )
