@@ -238,6 +238,7 @@ UNREADABLE = {
     "lazy": (nn.Sequential(nn.LazyLinear(4)), "a lazy module", "call the network once before"),
     "script": (torch.jit.script(_energy()), "TorchScript", "pass the module that"),
     "trace": (torch.jit.trace(_energy(), ROW), "TorchScript", "pass the module that"),
+    "part": (nn.Sequential(nn.Tanh(), torch.jit.script(_energy())), "TorchScript", "pass the module that"),
 }
 
 
@@ -247,6 +248,14 @@ def test_what_torch_export_cannot_read_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         capture(network, (ROW,))
     assert caught.value.found.startswith(found) and caught.value.fix.startswith(fix)
+
+
+def test_a_scripted_part_is_named_and_a_traced_one_is_taken() -> None:
+    network = nn.Sequential(nn.Tanh(), torch.jit.script(_energy()))
+    with pytest.raises(UnsupportedError, match=r"part '1' of Sequential\n"):
+        capture(network, (ROW,))
+    traced = nn.Sequential(nn.Tanh(), torch.jit.trace(_energy(), ROW))
+    assert torch.allclose(dimorder.lower(traced, (ROW,))(ROW), traced(ROW), atol=1e-6)
 
 
 def test_weights_of_inference_mode_are_refused_outside_of_it_and_taken_within() -> None:

@@ -67,8 +67,7 @@ def export(
     if not isinstance(model, torch.nn.Module):
         raise _no_network(model)
     if isinstance(model, torch.jit.ScriptModule):
-        fix = "pass the module that torch.jit.script or torch.jit.trace was given"
-        raise UnsupportedError("the network", "TorchScript, which torch.export cannot read", fix)
+        raise UnsupportedError("the network", *_SCRIPTED)
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
         program = _exported(model, args, kwargs, dynamic_shapes)
@@ -85,11 +84,18 @@ def export(
     if known is None and dynamic_shapes is not None:
         known = _with_assertions(model, args, kwargs, dynamic_shapes)
     if known is None:
+        for name, part in model.named_modules():  # a traced part is read, unless it was saved and loaded
+            if isinstance(part, torch.jit._script.RecursiveScriptModule):
+                raise UnsupportedError(f"part {name!r} of {type(model).__name__}", *_SCRIPTED) from first
         reason = explaining(first, later)
         raise not_exported(model, reason, dynamic_shapes) from reason
     return _prepared(known)
 
 
+_SCRIPTED = (
+    "TorchScript, which torch.export cannot read",
+    "pass the module that torch.jit.script or torch.jit.trace was given",
+)
 SAVE_AGAIN = "export the network again: torch.export.save(torch.export.export(network, inputs), file)"
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
 

@@ -244,9 +244,8 @@ def _weights(module: nn.Module) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for conv in module.modules():
         if isinstance(conv, torch.jit.ScriptModule):
-            raise UsageError(
-                "a module to re-lay", "a scripted part", "convert the module before scripting it"
-            )
+            fix = "convert the module before scripting it; inspect takes order=None"
+            raise UsageError("a module to re-lay", "a scripted part", fix)
         weight = conv._parameters.get("weight") if isinstance(conv, nn.modules.conv._ConvNd) else None
         if isinstance(weight, nn.UninitializedParameter):
             raise UsageError(type(conv).__name__, "a lazy module without weights", "call it once before")
