@@ -144,7 +144,7 @@ def test_threads_that_cannot_be_are_wrong_usage(saved: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="more than 1024 threads\n  fix: say at most as many as processors"):
         dimorder.load(saved, threads=100_000)
     for count in (2.5, "2"):
-        with pytest.raises(UsageError, match=f"{count!r} threads\n  found: a count that is not an int"):
+        with pytest.raises(UsageError, match=f"{count!r} threads\n  found: {count!r}, which is not an int"):
             dimorder.load(saved, threads=count)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="say one of adapt, error, warn"):
         dimorder.load(saved, "always")  # type: ignore[arg-type]
