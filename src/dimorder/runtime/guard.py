@@ -105,7 +105,8 @@ def _conform(
     conversions = []
     result = []
     for spec, given in zip(specs, tensors, strict=True):
-        tensor = given.detach()
+        # A subclass that has its numbers in memory, such as a picture of torchvision, is read as a tensor.
+        tensor = given.as_subclass(torch.Tensor).detach()
         canonical = spec.memory_order.strides(tensor.shape)
         found = _mismatch(spec, tensor, canonical)
         if found is None:
@@ -188,12 +189,32 @@ def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
             f"a tensor on {tensor.device}, for a program that runs on {device}",
             f'{name} = {name}.to("{device}")',
         )
+    if lacks := lacks_memory(tensor):
+        raise ContractError(
+            where, lacks, "pass a plain torch.Tensor, and call the program outside of torch.func"
+        )
     dtype = getattr(torch, spec.dtype)
     if tensor.is_quantized:
         raise _quantised_error(spec, tensor)
     if tensor.dtype != dtype:
         promised = f"{dtype}{spec.type_name.removeprefix(spec.dtype)}"
         raise ContractError(where, f"{tensor.dtype}, where {promised} is promised", _type_fix(spec, tensor))
+
+
+def lacks_memory(tensor: torch.Tensor) -> str:
+    """Return why a tensor's numbers are not in memory of its own; "" if they are.
+
+    >>> lacks_memory(torch.ones(2)), lacks_memory(torch.ones(0))
+    ('', '')
+    """
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {kind.__name__}, whose numbers only its own class can read"
+    try:
+        has_memory = tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:  # of torch.vmap, torch.func.grad and torch.func.jvp
+        return "a tensor that torch.func transforms, which has no memory of its own"
+    return "" if has_memory else "a tensor without memory (it was freed, or it stands for zeros)"
 
 
 def _type_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:

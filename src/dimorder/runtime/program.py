@@ -129,7 +129,7 @@ class Program:
         conversions: tuple[Adaptation, ...] = ()
         try:
             tensors = self._quick_check(given)
-        except RuntimeError:  # a nested tensor has no shape, which `check` says
+        except RuntimeError:  # a nested tensor has no shape, and one of torch.vmap no memory: `check` says so
             tensors = None
         if tensors is None:
             guarded = check(self.contract, given, chosen, device="cpu")

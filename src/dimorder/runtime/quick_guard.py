@@ -103,6 +103,7 @@ def _quick(expected: Sequence[_Expected]) -> _Quick:
                 or not tensor.is_cpu
                 or tensor.is_neg()
                 or tensor.is_conj()
+                or (not tensor.data_ptr() and tensor.numel())
             ):
                 return None
             if tensor.requires_grad:
