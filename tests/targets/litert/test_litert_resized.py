@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,6 +47,19 @@ def test_a_longer_input_is_right_after_a_shorter_one() -> None:
         torch.testing.assert_close(program([x])[0], net(x), rtol=1e-4, atol=1e-5)
 
 
+def test_so_is_one_of_a_signature(tmp_path: Path) -> None:
+    """LiteRT's own function of a signature resizes once: after 10, all of 24 was off by a third."""
+    net, x = JoinedHeads().eval(), torch.randn(2, 7, 32)
+    sizes = {0: Dim("B", min=1, max=4), 1: Dim("N", min=1, max=32)}
+    heads = dimorder.lower(net, (x,), target="litert", dynamic_shapes=(sizes,))
+    other = dimorder.lower(nn.Tanh(), (x,), target="litert")
+    file = dimorder.save_signatures(tmp_path / "net.tflite", {"other": other, "heads": heads})
+    program = dimorder.load_signatures(file)["heads"]
+    for length in (10, 24, 3, 32):
+        x = torch.randn(2, length, 32, generator=torch.Generator().manual_seed(length))
+        torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-5)
+
+
 class FirstHalf(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:, : x.shape[1] // 2]
@@ -54,3 +71,40 @@ def test_a_result_may_have_no_elements_at_some_sizes() -> None:
     for length in (1, 9):
         x = torch.randn(3, length, 5)
         assert torch.equal(lowered.run(x), x[:, : length // 2])
+
+
+def test_a_result_of_a_signature_may_have_none(tmp_path: Path) -> None:
+    sizes = {0: Dim("B", min=1, max=4), 1: Dim("N", min=1, max=16)}
+    lowered = dimorder.lower(FirstHalf(), (torch.randn(2, 7, 5),), target="litert", dynamic_shapes=(sizes,))
+    file = dimorder.save_signatures(tmp_path / "net.tflite", {"half": lowered})
+    program = dimorder.load_signatures(file)["half"]
+    for length in (1, 9):
+        x = torch.randn(3, length, 5)
+        assert torch.equal(program(x), x[:, : length // 2])
+
+
+@pytest.mark.parametrize("is_signature", [False, True])
+def test_several_threads_may_call_one_program(is_signature: bool, tmp_path: Path) -> None:
+    net, sizes = JoinedHeads().eval(), {0: Dim("B", min=1, max=4), 1: Dim("N", min=1, max=32)}
+    lowered = dimorder.lower(net, (torch.randn(2, 7, 32),), target="litert", dynamic_shapes=(sizes,))
+    file = dimorder.save_signatures(tmp_path / "net.tflite", {"heads": lowered})
+    program = dimorder.load_signatures(file)["heads"] if is_signature else dimorder.load(file)
+    fed = [torch.randn(2, length, 32) for length in (10, 24, 3, 32)]
+    with torch.no_grad():
+        wanted = [net(x) for x in fed]
+    errors: list[float] = []
+
+    def work(first: int) -> None:
+        for turn in range(50):
+            i = (first + turn) % len(fed)
+            errors.append(float((program(fed[i]) - wanted[i]).abs().max()))  # type: ignore[union-attr]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns within a call
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert len(errors) == 200 and max(errors) < 1e-4

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ from dimorder.targets.litert.file import (
     read_operators,
     read_signatures,
 )
+from dimorder.targets.litert.subgraph import Subgraph
 from dimorder.targets.program_io import as_called, as_promised
 
 # The kernels that may run a file, by the names of ai-edge-litert's resolvers.
@@ -37,64 +39,63 @@ class LiteRtProgram:
 
     `keeps` says that the tensors between operators can be read after a run. XNNPACK has none.
 
-    A file has dense tensors in the contract's orders, also where the signature has the logical shape. Its
-    inputs are resized when a call has other sizes than the last one.
+    A file has dense tensors in the contract's orders, also where the signature has the logical shape.
     """
 
     def __init__(
         self, data: bytes, contract: Contract, kernels: str = DEFAULT_KERNELS, *, keeps: bool = False
     ) -> None:
         self._data, self._contract, self._kernels, self._keeps = data, contract, kernels, keeps
-        self.reset()
+        self._threads = _THREADS.get()
+        self._lock = Lock()  # an interpreter computes one call at a time
+        self._interpret()
 
     def reset(self) -> None:
         """Begin with the state that the file has, whose bytes are interpreted again."""
+        with self._lock:
+            self._interpret()
+
+    def _interpret(self) -> None:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         self._interpreter: Any = Interpreter(
             model_content=self._data,
-            num_threads=_THREADS.get(),
+            num_threads=self._threads,
             experimental_op_resolver_type=getattr(OpResolverType, KERNELS[self._kernels]),
             experimental_preserve_all_tensors=self._keeps,
         )
         self._interpreter.allocate_tensors()
-        self._runners = dict[str, Any]()
-        inputs = self._interpreter.get_input_details()
-        self._inputs = [each["index"] for each in inputs]
-        self._shapes = [tuple(each["shape"]) for each in inputs]
         self._outputs = [each["index"] for each in self._interpreter.get_output_details()]
+        inputs = [each["index"] for each in self._interpreter.get_input_details()]
+        self._main = Subgraph(self._interpreter, 0, inputs, self._outputs)
+        self._signatures = dict[str, Subgraph]()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return from_file(self.run(as_in_file(inputs, self._contract)), self._contract)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the file's outputs for its inputs, all dense in the file's own shapes."""
-        shapes = [tensor.shape for tensor in inputs]
-        if shapes != self._shapes:
-            self._resize(shapes)
-        for index, tensor in zip(self._inputs, inputs, strict=True):
-            self._interpreter.set_tensor(index, tensor.detach().cpu().contiguous().numpy())
-        self._interpreter.invoke()
-        return [self._tensor(each) for each in self._interpreter.get_output_details()]
+        with self._lock:
+            return _run(self._main, inputs)
 
-    def _resize(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Allocate the tensors for other sizes of the inputs, three times.
+    def run_signature(
+        self, name: str, contract: Contract, inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the outputs of one of the file's signatures, as `run` does."""
+        with self._lock:
+            if name not in self._signatures:
+                self._signatures[name] = self._signature(name, contract)
+            return _run(self._signatures[name], inputs)
 
-        XNNPACK's delegates share a workspace. While it grows, operators are set up with new sizes and the old
-        places of their tensors. XNNPACK leaves out a copy from a place to itself, and goes on to do so at the
-        new places (LiteRT 2.3.0). In a workspace that is large enough, nothing is set up too early.
-        """
-        for each in (shapes, self._shapes, shapes):
-            for index, shape in zip(self._inputs, each, strict=True):
-                self._interpreter.resize_tensor_input(index, list(shape))
-            self._interpreter.allocate_tensors()
-        self._shapes = list(shapes)
-
-    def runner(self, signature: str) -> Any:
-        """Return LiteRT's function of one of the file's signatures, from arrays by name to arrays by name."""
-        if signature not in self._runners:
-            self._runners[signature] = self._interpreter.get_signature_runner(signature)
-        return self._runners[signature]
+    def _signature(self, name: str, contract: Contract) -> Subgraph:
+        runner = self._interpreter.get_signature_runner(name)
+        inputs, outputs = runner.get_input_details(), runner.get_output_details()
+        return Subgraph(
+            self._interpreter,
+            runner._subgraph_index,
+            [inputs[spec.name]["index"] for spec in contract.inputs],
+            [outputs[spec.name]["index"] for spec in contract.outputs],
+        )
 
     def tensors(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the tensors of these names as the last run left them."""
@@ -171,11 +172,13 @@ class LiteRtSignature:
         self._file.reset()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        tensors = zip(self._contract.inputs, as_in_file(inputs, self._contract), strict=True)
-        arrays = {spec.name: tensor.detach().cpu().contiguous().numpy() for spec, tensor in tensors}
-        results = self._file.runner(self._name)(**arrays)
-        outputs = [torch.from_numpy(np.asarray(results[spec.name])) for spec in self._contract.outputs]
+        outputs = self._file.run_signature(self._name, self._contract, as_in_file(inputs, self._contract))
         return from_file(outputs, self._contract)
+
+
+def _run(subgraph: Subgraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in inputs]
+    return [torch.from_numpy(array) for array in subgraph(arrays)]
 
 
 class ReferenceProgram(LiteRtProgram):
