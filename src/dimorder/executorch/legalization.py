@@ -24,12 +24,14 @@ from dimorder.executorch.passes import label, mode_of, restride
 from dimorder.executorch.rewriting import (
     copy_program,
     insert_conversion,
+    keep_buffer_orders,
     label_of,
     last_placeholder,
     relabel_copies,
     replace_strided_copies,
     retrace,
     size_hint,
+    written_buffers,
 )
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, results_of
 from dimorder.graph.nodes import set_value, tensors_in
@@ -74,7 +76,7 @@ def legalize_program(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> ExportedProgram:
     """Return the program with the conversions it needs; `chosen` are the nodes that the delegate takes."""
-    program = relabel_copies(replace_strided_copies(program))
+    program = keep_buffer_orders(relabel_copies(replace_strided_copies(program)))
     if not faults(program, layout, chosen):
         return program
     return _Problem(program, layout, chosen).rewritten()
@@ -88,6 +90,7 @@ class _Problem:
     ) -> None:
         self.program = program
         self.rules = Rules(program, layout, chosen)
+        self.written = {*written_buffers(program).values()}  # their new values have the order that they have
         self.buffer_of: dict[Node, int] = {}
         self.buffers: list[Buffer] = []
         self.steps: list[Step] = []
@@ -129,7 +132,7 @@ class _Problem:
             return
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            free = node in self.rules.constants and _can_be_last(value)
+            free = node in self.rules.constants - self.written and _can_be_last(value)
             letters = (CONTIGUOUS, LAST) if free else (_letter(value),)
             self._buffer(node, value)
             self._operator(node, [], [node], [Config((), (one,), (0, 0)) for one in letters])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder
@@ -104,6 +105,43 @@ def relabel_copies(program: ExportedProgram) -> ExportedProgram:
     for node in filter(is_odd, program.graph.nodes):
         node.kwargs = {**node.kwargs, "dim_order": list(DimOrder.contiguous(4))}
     return retrace(program, {})
+
+
+def keep_buffer_orders(program: ExportedProgram) -> ExportedProgram:
+    """Return the program whose new values of buffers lie as the buffers themselves.
+
+    ExecuTorch writes them back by `copy_`, whose kernel refuses two orders.
+    """
+    buffers = written_buffers(program)
+
+    def is_odd(place: int) -> bool:
+        value = program.graph.output_node().args[0][place]
+        return isinstance(value, Node) and label(value.meta["val"]) != label(buffers[place].meta["val"])
+
+    odd = [place for place in buffers if is_odd(place)]
+    if not odd:
+        return program
+    program = copy_program(program)
+    buffers, output = written_buffers(program), program.graph.output_node()
+    results = list(output.args[0])
+    for place in odd:
+        order = label(buffers[place].meta["val"])
+        with program.graph.inserting_before(output):
+            results[place] = insert_conversion(program, results[place], order)
+    output.args = (tuple(results),)
+    return retrace(program, {})
+
+
+def written_buffers(program: ExportedProgram) -> dict[int, Node]:
+    """Return the buffer that each result replaces after a call, by the result's place."""
+    signature = program.graph_signature
+    names = {spec.target: spec.arg.name for spec in signature.input_specs if spec.kind == InputKind.BUFFER}
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return {
+        place: nodes[names[spec.target]]
+        for place, spec in enumerate(signature.output_specs)
+        if spec.kind == OutputKind.BUFFER_MUTATION and spec.target in names
+    }
 
 
 def contiguous_results(program: ExportedProgram) -> ExportedProgram:
