@@ -20,20 +20,18 @@ from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC, PORTABLE, DelegateLayout
-from dimorder.executorch.passes import label, mode_of, restride
+from dimorder.executorch.passes import label, label_of, mode_of, restride, size_hint
 from dimorder.executorch.rewriting import (
     copy_program,
     insert_conversion,
     keep_buffer_orders,
-    label_of,
     last_placeholder,
     relabel_copies,
     replace_strided_copies,
     retrace,
-    size_hint,
     written_buffers,
 )
-from dimorder.executorch.rules import Rules, faults, functional_of, name_of, results_of
+from dimorder.executorch.rules import Rules, compute, faults, name_of, results_of
 from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 from dimorder.planning.solve import solve
@@ -229,7 +227,6 @@ class _Simulation:
         }
 
     def results(self) -> list[torch.Tensor] | None:
-        target = functional_of(self.node.target)
         read = lambda a: self.values.get(a, a.meta.get("val"))  # noqa: E731
         args = torch.fx.node.map_arg(self.node.args, read)
         kwargs = torch.fx.node.map_arg(self.node.kwargs, read)
@@ -238,8 +235,8 @@ class _Simulation:
             return tensors_in(self.node.meta["val"])
         try:
             with mode:
-                return tensors_in(target(*args, **kwargs))
-        except (RuntimeError, AssertionError, NotImplementedError):
+                return tensors_in(compute(self.node.target, args, kwargs))
+        except (RuntimeError, AssertionError, NotImplementedError, ValueError):
             return None  # an order for which the operator itself has no meaning, such as a view of NHWC
 
     def operands(self, rules: Rules, dropped: Node | None) -> list[Any]:

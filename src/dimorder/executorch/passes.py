@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -163,8 +164,23 @@ def label(value: torch.Tensor) -> DimOrder:
     >>> label(torch.zeros(2, 3, 5, 7).to(memory_format=torch.channels_last))
     DimOrder(0, 2, 3, 1)
     """
-    steps = value.stride()
-    return DimOrder(*sorted(range(value.dim()), key=lambda dim: -int(steps[dim])))
+    return DimOrder(*label_of(value.stride()))
+
+
+def label_of(steps: Sequence[Any]) -> list[int]:
+    """Return the dimensions by their strides, the largest first."""
+    return sorted(range(len(steps)), key=lambda dim: -size_hint(steps[dim]))
+
+
+def size_hint(size: Any) -> int:
+    """Return the example's size for a dynamic one. `int(size)` would fix it for the whole program.
+
+    A size that depends on data has no example: each of its symbols counts as 2.
+    """
+    if isinstance(size, int):
+        return size
+    hint, expression = size.node.hint, size.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, 2)) if hint is None else hint)
 
 
 def restride(value: torch.Tensor, order: DimOrder) -> torch.Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
@@ -24,19 +23,11 @@ from dimorder.executorch.passes import (
     mode_of,
     restride,
 )
-from dimorder.executorch.rules import CONVERSIONS, functional_of, overload_of
+from dimorder.executorch.rules import CONVERSIONS, compute, overload_of
 from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import copy_meta, replace_node, set_value, tensors_in
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default
-
-
-def label_of(steps: Sequence[Any]) -> list[int]:
-    return sorted(range(len(steps)), key=lambda dim: -size_hint(steps[dim]))
-
-
-def size_hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 1)
 
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
@@ -67,7 +58,7 @@ def retrace(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> E
         fakes = [v for a in node.all_input_nodes for v in tensors_in(a.meta.get("val"))]
         if fakes:
             with mode_of(fakes[0]):
-                set_value(node, functional_of(node.target)(*args, **kwargs))
+                set_value(node, compute(node.target, args, kwargs))
     results = program.graph.output_node().args[0]
     for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
         if isinstance(result, Node) and hasattr(spec.arg, "name"):

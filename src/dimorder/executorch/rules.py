@@ -6,7 +6,7 @@ A delegate's layout says what its operators accept. The truth table says it for 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from executorch.exir.operator.convert import to_out_variant
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
@@ -193,6 +194,28 @@ def functional_of(target: Any) -> Any:
     target = overload_of(target)
     packet = getattr(torch.ops.aten, f"{target._schema.name.removeprefix('aten::')}_copy", None)
     return getattr(packet, target._overloadname, target) if target.is_view and packet is not None else target
+
+
+def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the results of a call on fake tensors, as the edge dialect has them: copies of views.
+
+    torch's own reference of a `_copy` operator would fix the dynamic sizes among its arguments.
+    """
+    functional = functional_of(target)
+    view = _view_of(functional)
+    if view is None:
+        return functional(*args, **kwargs)
+    copied = lambda x: x.clone(memory_format=torch.contiguous_format)  # noqa: E731
+    return pytree.tree_map_only(torch.Tensor, copied, view(*args, **kwargs))
+
+
+@functools.cache
+def _view_of(functional: Any) -> Any:
+    """Return the view that a `_copy` operator copies; None if the operator is no such copy."""
+    name = functional._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None) if name.endswith("_copy") else None
+    view = getattr(packet, functional._overloadname, None)
+    return view if view is not None and view.is_view else None
 
 
 def has_orders(program: ExportedProgram) -> bool:
