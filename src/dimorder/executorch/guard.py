@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
-from dimorder.executorch.layout import DelegateLayout
+from dimorder.executorch.layout import QUANTIZERS, DelegateLayout
 from dimorder.executorch.legalization import legalize_program
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rewriting import contiguous_results, copy_program
@@ -117,7 +117,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
             if node.name in refused
             or not self._takes(node)
             or self._is_blind(node, own)
-            or (node in outside and node.target in DIM_ORDER_OPERATORS)
+            or (node.target in DIM_ORDER_OPERATORS and (node in outside or _is_next_to_quantizer(node)))
         }
         tags = _keep_out(program, out, result.partition_tags) if out else result.partition_tags
         own = {node for node in program.graph.nodes if node.meta.get(TAG) in tags}
@@ -233,6 +233,14 @@ class _Decomposed(ExportedProgram):
             return self
         decomposed: ExportedProgram = super().run_decompositions(decomp_table, *options, **named)
         return decomposed
+
+
+def _is_next_to_quantizer(node: Node) -> bool:
+    """Return whether a node reads or gives a value of a quantize or a dequantize.
+
+    XNNPACK's preprocess gives a copy into another order the wrong shape there (ExecuTorch 1.5.1).
+    """
+    return any(name_of(each).startswith(QUANTIZERS) for each in (*node.all_input_nodes, *node.users))
 
 
 def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) -> dict[str, Any]:

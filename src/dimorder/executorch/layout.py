@@ -102,6 +102,15 @@ class DelegateLayout:
         return rank in self.ranks.get(operator, (rank,))
 
 
+QUANTIZERS = "quantized_decomposed."  # the beginning of their names
+# In XNNPACK's graph these are types of values, so they have no order.
+_XNNPACK_QUANTIZERS = tuple(
+    f"{QUANTIZERS}{name}{overload}"
+    for name in ("quantize_per_tensor", "dequantize_per_tensor", "choose_qparams")
+    for overload in ("", ".tensor")
+)
+
+
 @functools.cache
 def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
     """Return for each operator the orders in which all its probes were right."""
@@ -111,7 +120,7 @@ def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
         last = [verdict for key, verdict in found.items() if _says_last(key)]
         safe = last and all(verdict == "right" for verdict in last)
         orders[operator.removeprefix("aten::")] = (_NCHW, NHWC) if safe else (_NCHW,)
-    return orders
+    return {**orders, **dict.fromkeys(_XNNPACK_QUANTIZERS, (_NCHW, NHWC))}
 
 
 def _xnnpack_ranks() -> Mapping[str, tuple[int, ...]]:
