@@ -141,6 +141,40 @@ class Pyramid(nn.Module):
         return self.head(torch.cat([y, *wide], 1))
 
 
+class Merged(nn.Module):
+    """Adds maps to those of about twice their size, and to the largest one, as networks that segment do."""
+
+    def __init__(self, kernel: int, padding: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3 * kernel - 2, stride=4, padding=3 * padding)
+        self.halves = nn.ModuleList(nn.Conv2d(4, 4, kernel, stride=2, padding=padding) for _ in range(3))
+        self.part = nn.Conv2d(4, 5, 8, stride=8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        maps = [self.first(x)]
+        for half in self.halves:
+            maps.append(half(maps[-1]))
+        y = maps[-1]
+        for each in reversed(maps[:-1]):
+            y = each + nn.functional.interpolate(y, size=each.shape[2:], mode="bilinear")
+        deepest = nn.functional.interpolate(maps[-1], size=y.shape[2:], mode="bilinear")
+        return y + deepest, self.part(maps[0]).relu()
+
+
+@pytest.mark.parametrize(("kernel", "padding", "most"), [(2, 0, 160), (3, 1, 150)])
+@pytest.mark.parametrize("target", slow_but(["xnnpack", "litert"], ["xnnpack"]))
+def test_maps_are_resized_to_others_of_about_twice_their_size(
+    target: str, kernel: int, padding: int, most: int
+) -> None:
+    require_runtime(target)
+    torch.manual_seed(0)
+    module = Merged(kernel, padding).eval()
+    dims = {2: Dim("H", min=64, max=160), 3: Dim("W", min=64 + padding, max=most)}
+    lowered = dimorder.lower(module, (torch.randn(1, 3, 112, 113),), target=target, dynamic_shapes=(dims,))
+    for height, width in ((64, 65), (160, most), (77, 93), (125, 124), (95, 127), (67, 96)):
+        assert max(errors(lowered, module, torch.randn(1, 3, height, width))) <= 1e-4
+
+
 @pytest.mark.parametrize("target", slow_but(["xnnpack", "litert"], ["xnnpack"]))
 def test_windows_of_other_sizes_at_each_size_are_averaged_by_matmuls(target: str) -> None:
     require_runtime(target)

@@ -19,9 +19,8 @@ aten = torch.ops.aten
 def numbers_of(exported: ExportedProgram, limits: Mapping[Any, Any]) -> list[torch.SymInt]:
     """Return the numbers that a network computes from sizes for its tensors, each once.
 
-    They include places that are counted from the end of a dynamic dimension. A number from which the network
-    computes others alone is not among them: it may pass for one of these. Nor is a number that becomes an
-    entry of a table.
+    A number from which the network computes others alone is not among them: it may pass for one of these. Nor
+    is a number that becomes an entry of a table.
 
     Args:
         exported: the network.
@@ -37,24 +36,29 @@ def numbers_of(exported: ExportedProgram, limits: Mapping[Any, Any]) -> list[tor
     """
     nodes = tabulate_numbers(exported, limits).graph.nodes
     read = (node.meta.get("val") for node in nodes if any(map(_is_of_tensors, node.users)))
-    numbers = [value for value in read if isinstance(value, torch.SymInt)]
-    numbers += [place for node in nodes for place in _from_the_end(node)]
-    return list({str(number): number for number in numbers}.values())
+    found = [*read, *(number for node in nodes for number in _of_a_call(node))]
+    return list({str(number): number for number in found if isinstance(number, torch.SymInt)}.values())
 
 
-def _from_the_end(node: Node) -> Iterator[torch.SymInt]:
-    """Yield the places that a call counts from the end of a dynamic dimension, as resizes do."""
+def _of_a_call(node: Node) -> Iterator[Any]:
+    """Yield the numbers of a call that no node computes.
+
+    They are places that it counts from the end of a dimension. For a resize they are also what the larger
+    size leaves over the smaller: its matrix may begin as a larger one where that is nothing.
+    """
     if node.target in RESIZES:
-        ends = [(size, -1) for each in (node, node.all_input_nodes[0]) for size in each.meta["val"].shape]
+        shapes = (each.meta["val"].shape[2:] for each in (node.all_input_nodes[0], node))
+        for sizes in zip(*shapes, strict=True):
+            dynamic = [size for size in sizes if isinstance(size, torch.SymInt)]
+            yield from (size - 1 for size in dynamic)
+            if len(dynamic) == 2:
+                smaller, larger = sorted(dynamic, key=lambda size: size.node.hint)
+                yield larger % smaller
     elif node.target in (aten.slice.Tensor, aten.select.int):
         read = bound(node.target, node.args, node.kwargs)
         size = read["self"].meta["val"].shape[read["dim"]]
-        ends = [(size, read.get(name)) for name in ("index", "start", "end")]
-    else:
-        return
-    for size, place in ends:
-        if isinstance(size, torch.SymInt) and isinstance(place, int) and place < 0:
-            yield size + place
+        ends = (read.get(name) for name in ("index", "start", "end"))
+        yield from (size + end for end in ends if isinstance(end, int) and end < 0)
 
 
 def _is_of_tensors(node: Node) -> bool:

@@ -44,7 +44,10 @@ def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
 
 
 def first_that_differ(rows: Sequence[Sequence[int]], count: int) -> list[int]:
-    """Return the rows after the first ones at which a number differs first that is equal in all of these.
+    """Return rows after the first ones that tell apart what is alike in all of these.
+
+    They are the first row at which a number differs that is the same in the first rows, and the first at
+    which two numbers differ that are equal in these.
 
     Args:
         rows: the values of the same numbers at each point.
@@ -52,13 +55,23 @@ def first_that_differ(rows: Sequence[Sequence[int]], count: int) -> list[int]:
 
     >>> first_that_differ([[1, 5], [1, 6], [1, 7], [2, 5], [3, 5]], 2)
     [1]
+    >>> first_that_differ([[3, 3], [4, 4], [5, 5], [6, 7], [7, 8]], 2)
+    [1]
     """
+    alike: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for column in zip(*rows, strict=True):
+        alike.setdefault(column[:count], set()).add(column[count:])
     found = set[int]()
-    for first, *column in zip(*rows, strict=True):
-        if all(value == first for value in column[: count - 1]):
-            places = (place for place, value in enumerate(column[count - 1 :]) if value != first)
-            found.update(itertools.islice(places, 1))
+    for first, columns in alike.items():
+        if len(set(first)) == 1:
+            found.update(place for each in columns for place in _first([value != first[0] for value in each]))
+        found.update(_first([len(set(values)) > 1 for values in zip(*columns, strict=True)]))
     return sorted(found)
+
+
+def _first(flags: Sequence[bool]) -> list[int]:
+    """Return the place of the first flag that is set, if there is one."""
+    return [flags.index(True)] if True in flags else []
 
 
 def _are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:

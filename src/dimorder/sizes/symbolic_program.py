@@ -38,6 +38,7 @@ Point = Mapping[str, int]  # a size for each dynamic size, by its name
 _MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
 _MOST_POINTS = 6  # with those that distinguish remainders
 _NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
+_FAR = (*range(3, 33), *(2**power for power in range(6, 32)))  # the same, where points nearby are all alike
 _MANY = 5  # beside so many dynamic sizes, points are sought in fewer steps
 _DIVISIONS = (FloorDiv, Mod, PythonMod)
 
@@ -258,10 +259,10 @@ class SymbolicProgram:
         return [p for p in (*points_of(self.symbols, sizes), *self.corners) if self._contains(p)]
 
     def _farther(self, symbol: Symbol, points: Sequence[Point]) -> list[int]:
-        """Return sizes at which a number differs that is equal at all points, such as H // 32 near one H."""
+        """Return sizes at which numbers differ that are alike at all points, such as H // 32 near one H."""
         own = [size for size in self._sizes_and_numbers if symbol in self._symbols_in(size.node.expr)]
         known, last = sizes_of(symbol), points[-1]
-        steps = (sign * symbol.step * 2**power for power in range(4, 32) for sign in (1, -1))
+        steps = (sign * symbol.step * step for step in _FAR for sign in (1, -1))
         sizes = (*(last[symbol.name] + step for step in steps), known[-1], known[0])
         others = [{**last, symbol.name: size} for size in sizes if size in known]
         above_one = [p for p in others if all(self.size_at(size, p) > 1 for size in self._sizes[0])]
