@@ -141,6 +141,44 @@ class Pyramid(nn.Module):
         return self.head(torch.cat([y, *wide], 1))
 
 
+class Kernels(nn.Module):
+    """Chooses among two convolutions of other windows by what both find, as selective kernels do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.paths = nn.ModuleList(nn.Conv2d(2, 6, 3, 2, d, d) for d in (1, 2))
+        self.last = nn.Sequential(nn.Conv2d(6, 7, 3, 2, 1), nn.ReLU(), nn.Conv2d(7, 5, 3, 2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        halves = self.first(x).chunk(2, 1)
+        both = torch.stack([path(half).relu() for path, half in zip(self.paths, halves, strict=True)], 1)
+        both = both * both.sum(1).mean((2, 3), keepdim=True)[:, None].sigmoid()
+        return self.last(both.sum(1))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_a_stride_leaves_over_what_it_does_at_each_size(target: str) -> None:
+    require_runtime(target)
+    torch.manual_seed(0)
+    module, dims = Kernels().eval(), {2: Dim("H", min=33, max=97), 3: Dim("W", min=33, max=97)}
+    lowered = dimorder.lower(module, (torch.randn(1, 3, 65, 66),), target=target, dynamic_shapes=(dims,))
+    for height, width in ((33, 97), (34, 36), (38, 53), (71, 43), (92, 90), (55, 59)):
+        assert max(errors(lowered, module, torch.randn(1, 3, height, width))) <= 1e-4
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_pools_that_complete_their_last_window_follow_one_another(target: str) -> None:
+    require_runtime(target)
+    torch.manual_seed(0)
+    pools = [nn.MaxPool2d(3, 2, ceil_mode=True) for _ in range(3)]
+    module = nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3), *pools, nn.MaxPool2d(2, ceil_mode=True)).eval()
+    dims = {2: Dim("H", min=64, max=224), 3: Dim("W", min=64, max=224)}
+    lowered = dimorder.lower(module, (torch.randn(1, 3, 144, 145),), target=target, dynamic_shapes=(dims,))
+    for height, width in ((64, 224), (97, 113), (128, 65), (191, 77)):
+        assert max(errors(lowered, module, torch.randn(1, 3, height, width))) <= 1e-4
+
+
 class Merged(nn.Module):
     """Adds maps to those of about twice their size, and to the largest one, as networks that segment do."""
 

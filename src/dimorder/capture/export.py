@@ -23,6 +23,7 @@ from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
+from dimorder.capture.size_refusals import unsolved_sizes
 from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
@@ -145,7 +146,7 @@ def _exported(
                 prefer_deferred_runtime_asserts_over_guards=defers,
             )
 
-    with torch.no_grad(), eval_mode(model), parts, quotients:
+    with torch.no_grad(), eval_mode(model), parts, quotients, unsolved_sizes():
         program = with_assigned_buffers(model, run)
     refuse_gradients(program)
     return program

@@ -37,28 +37,33 @@ def numbers_of(exported: ExportedProgram, limits: Mapping[Any, Any]) -> list[tor
     nodes = tabulate_numbers(exported, limits).graph.nodes
     read = (node.meta.get("val") for node in nodes if any(map(_is_of_tensors, node.users)))
     found = [*read, *(number for node in nodes for number in _of_a_call(node))]
-    return list({str(number): number for number in found if isinstance(number, torch.SymInt)}.values())
+    dynamic = (each for each in found if isinstance(each, torch.SymInt) and each.node.expr.free_symbols)
+    return list({str(number): number for number in dynamic}.values())
 
 
 def _of_a_call(node: Node) -> Iterator[Any]:
     """Yield the numbers of a call that no node computes.
 
-    They are places that it counts from the end of a dimension. For a resize they are also what the larger
-    size leaves over the smaller: its matrix may begin as a larger one where that is nothing.
+    They are places that it counts from the end of a dimension. They are also what a larger size has over a
+    multiple of a smaller one: where a stride leaves nothing, that multiple may pass for the larger size.
     """
+    shapes = [each.meta["val"].shape[2:] for each in (*node.all_input_nodes[:1], node) if _is_tensor(each)]
+    for pair in zip(*shapes, strict=False) if len(shapes) == 2 else ():
+        if all(isinstance(size, torch.SymInt) for size in pair):
+            smaller, larger = sorted(pair, key=lambda size: size.node.hint)
+            factor = round(larger.node.hint / max(smaller.node.hint, 1))
+            yield larger - factor * smaller if factor > 1 else None
     if node.target in RESIZES:
-        shapes = (each.meta["val"].shape[2:] for each in (node.all_input_nodes[0], node))
-        for sizes in zip(*shapes, strict=True):
-            dynamic = [size for size in sizes if isinstance(size, torch.SymInt)]
-            yield from (size - 1 for size in dynamic)
-            if len(dynamic) == 2:
-                smaller, larger = sorted(dynamic, key=lambda size: size.node.hint)
-                yield larger % smaller
+        yield from (size - 1 for shape in shapes for size in shape)
     elif node.target in (aten.slice.Tensor, aten.select.int):
         read = bound(node.target, node.args, node.kwargs)
         size = read["self"].meta["val"].shape[read["dim"]]
         ends = (read.get(name) for name in ("index", "start", "end"))
         yield from (size + end for end in ends if isinstance(end, int) and end < 0)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_of_tensors(node: Node) -> bool:
