@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
@@ -152,6 +153,34 @@ class PooledInTime(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.max_pool1d(self.pool(self.convs(x)), 2, 1)
+
+
+class PooledWhole(nn.Module):
+    """Pools over all pixels by windows of the size of the picture, as older networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.conv(x)
+        flat = y.flatten(2)
+        pairs = F.avg_pool2d(y, 2, divisor_override=1), F.max_pool2d(y, 2)
+        largest = F.max_pool2d(y, kernel_size=(y.size(2), y.size(3)))
+        of_rows = F.avg_pool1d(flat, flat.shape[2]), F.max_pool1d(flat, flat.shape[2])
+        return F.avg_pool2d(y, y.shape[2:], ceil_mode=True), largest, *of_rows, *pairs
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_window_may_be_all_that_is_pooled(target: str) -> None:
+    require_runtime(target)
+    net, dims = PooledWhole().eval(), {2: Dim("H", min=7, max=40), 3: Dim("W", min=5, max=37)}
+    lowered = dimorder.lower(net, (torch.randn(2, 3, 20, 21),), dynamic_shapes=(dims,), target=target)
+    for height, width in ((7, 5), (40, 37), (8, 37), (23, 12)):
+        x = torch.randn(2, 3, height, width)
+        with torch.no_grad():
+            assert max(map(relative_error, lowered(x), net(x))) <= 1e-5
 
 
 class Distances(nn.Module):

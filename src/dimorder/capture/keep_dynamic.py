@@ -6,14 +6,15 @@
    of its batch.
 2. The places of `torch.linspace` are those of `arange`, of which torch.export keeps the number dynamic.
 3. A pool over a length is one over pictures of one row. torch's own check of it fixes the length.
-4. `torch.cdist` computes by a matmul for more than 25 rows. It does so here if there always are so many, and
+4. A pool over one window of all elements is a mean or a maximum. torch fixes the sizes of a window.
+5. `torch.cdist` computes by a matmul for more than 25 rows. It does so here if there always are so many, and
    else as for few rows, which is right for all of them.
-5. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
-6. A padding by an amount that is below zero at some sizes alone is a cut and a padding, each by none or more.
+6. `torch.take_along_dim` is a gather, of which torch.export keeps the sizes.
+7. A padding by an amount that is below zero at some sizes alone is a cut and a padding, each by none or more.
    Kernels take no amount below zero, and planned points may not show it.
-7. A padding of another mode by a dynamic amount reads the elements at places that are computed. The pieces
+8. A padding of another mode by a dynamic amount reads the elements at places that are computed. The pieces
    that it would be cut into differ with the amount.
-8. The larger of two numbers is the one that is larger at all sizes, if there is one. A same padding takes
+9. The larger of two numbers is the one that is larger at all sizes, if there is one. A same padding takes
    `max(padding, 0)`. torch proves nothing of it: each convolution would double the length of its sizes.
 """
 
@@ -97,6 +98,8 @@ def _max_pool1d(
     """Return what `max_pool1d` does, if a size of its operand is dynamic and it returns no indices."""
     if return_indices or not any(map(_is_known, input.shape)):
         return None
+    if not padding and dilation == 1 and _is_whole(input, kernel_size, 1):
+        return input.amax(-1, keepdim=True)
     kernel, steps, pads, dilations = (
         (least, *each) if isinstance(each, (tuple, list)) else (least, each)
         for least, each in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
@@ -104,6 +107,47 @@ def _max_pool1d(
     rows = torch.max_pool2d(input.unsqueeze(-2), kernel, steps, pads, dilations, ceil_mode)
     pooled: Tensor = rows.squeeze(-2)
     return pooled
+
+
+def _max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """Return what `max_pool2d` does, if its window is its whole operand and it returns no indices."""
+    if return_indices or padding or dilation != 1 or not _is_whole(input, kernel_size, 2):
+        return None
+    return input.amax((-2, -1), keepdim=True)
+
+
+def _mean_pool(rank: int) -> Callable[..., Tensor | None]:
+    """Return what writes a mean pool over so many dimensions, if its window is its whole operand."""
+
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor | None:
+        if padding or divisor_override is not None or not _is_whole(input, kernel_size, rank):
+            return None
+        return input.mean(tuple(range(-rank, 0)), keepdim=True)
+
+    return pool
+
+
+def _is_whole(input: Tensor, kernel_size: Any, rank: int) -> bool:
+    """Return whether a window has the dynamic sizes of all that is pooled."""
+    window = kernel_size if isinstance(kernel_size, (tuple, list)) else (kernel_size,) * rank
+    is_equal = (statically_known_true(a == b) for a, b in zip(window, input.shape[-rank:], strict=True))
+    return any(map(_is_known, window)) and all(is_equal)
 
 
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = _BY_NUMBER_OF_ROWS) -> Tensor | None:
@@ -238,6 +282,11 @@ _WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.linspace: _line,
         torch.max_pool1d: _max_pool1d,
         F.max_pool1d: _max_pool1d,
+        torch.max_pool2d: _max_pool2d,
+        F.max_pool2d: _max_pool2d,
+        F.avg_pool1d: _mean_pool(1),
+        F.avg_pool2d: _mean_pool(2),
+        F.avg_pool3d: _mean_pool(3),
         torch.cdist: _cdist,
         F.pad: _pad,
         torch.sym_max: _max,
