@@ -70,7 +70,8 @@ def capture_specializations(
 
 def _are_alike(programs: Sequence[Captured]) -> bool:
     """Return whether programs call the same operators."""
-    return len({tuple(node.target for node in each.nodes) for each in programs}) == 1
+    calls = (tuple(n.target for n in each.nodes if n.op == "call_function") for each in programs)
+    return len(set(calls)) == 1
 
 
 def _masks(program: Captured) -> list[torch.Tensor]:
