@@ -22,12 +22,17 @@ def to_multiple(conv: nn.Module, x: Tensor) -> Tensor:
     return torch.as_tensor(conv(F.pad(x, (0, -x.shape[3] % 8, 0, -x.shape[2] % 8))))
 
 
-def to_the_skip(conv: nn.Module, x: Tensor) -> Tensor:
+def to_the_skip(conv: nn.Module, x: Tensor, factor: int = 4, ceil_mode: bool = False) -> Tensor:
     """Pad what was pooled and enlarged to the size of what it is added to, as U-Nets do."""
-    y = F.interpolate(F.max_pool2d(x, 4), scale_factor=4)
+    y = F.interpolate(F.max_pool2d(x, factor, ceil_mode=ceil_mode), scale_factor=float(factor))
     high, wide = x.shape[2] - y.shape[2], x.shape[3] - y.shape[3]
     y = F.pad(y, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
     return torch.as_tensor(conv(y) + x[:, :5])
+
+
+def cut_to_the_skip(conv: nn.Module, x: Tensor) -> Tensor:
+    """Cut a row or a column at the odd sizes."""
+    return to_the_skip(conv, x, 2, ceil_mode=True)
 
 
 def to_one_size(conv: nn.Module, x: Tensor) -> Tensor:
@@ -90,7 +95,7 @@ class Beside(nn.Module):
     "function",
     [
         *(to_multiple, to_the_skip, to_one_size, to_square, of_at_most, of_at_least),
-        *(to_the_middle, by_a_remainder, beyond_the_edges, at_mirrored_rows),
+        *(cut_to_the_skip, to_the_middle, by_a_remainder, beyond_the_edges, at_mirrored_rows),
     ],
 )
 def test_a_padding_or_crop_by_a_dynamic_amount_is_not_a_convolutions_own(

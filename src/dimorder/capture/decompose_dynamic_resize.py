@@ -29,6 +29,7 @@ from torch.utils._sympy.functions import ToFloat
 
 from dimorder.capture.functionalize import write_apart
 from dimorder.capture.infinite_values import infinite_values
+from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.graph.tracing import FLOATS, at_most, quotient
 
 aten = torch.ops.aten
@@ -95,7 +96,8 @@ def decompose_dynamic_resize(
             table |= rewritten
     if not table:
         return exported
-    decomposed: ExportedProgram = write_apart(exported).run_decompositions(table)
+    with proven_contiguity():
+        decomposed: ExportedProgram = write_apart(exported).run_decompositions(table)
     return decomposed
 
 
