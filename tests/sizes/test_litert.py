@@ -152,8 +152,8 @@ def test_a_loaded_file_takes_the_sizes_of_its_contract(pooled: Lowered, tmp_path
 
 def test_inputs_are_resized_only_for_other_sizes(pooled: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
     program, resized = LiteRtProgram(pooled.artifact.data, pooled.contract), []
-    resize = program._resize
-    monkeypatch.setattr(program, "_resize", lambda shapes: (resized.append(shapes), resize(shapes)))
+    resize = program._main._resize
+    monkeypatch.setattr(program._main, "_resize", lambda shapes: (resized.append(shapes), resize(shapes)))
     for height in (32, 32, 96, 96, 32):
         program([torch.ones(2, height, 48, 3)])
     assert [shape[1] for (shape,) in resized] == [32, 96, 32]

@@ -172,3 +172,20 @@ def test_a_roll_that_leaves_few_rows_or_none_is_lowered(target: str, rows: int, 
     lowered = dimorder.lower(net, (torch.randn(rows + least - 2, 4, 3),), target=target, dynamic_shapes=dims)
     for count in (least, 4, 40):
         assert max(errors(lowered, net, torch.randn(count, 4, 3))) <= 1e-6
+
+
+class Patches(nn.Module):
+    """Sums of three numbers, of which the last may be missing: torch has no words for what this asks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, -x.shape[1] % 3))
+        return x.view(2, x.shape[1] // 3, 3).sum(-1)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_patches_are_filled_up(target: str) -> None:
+    require_runtime(target)
+    net, dims = Patches(), ({1: Dim("T", min=6, max=14)},)
+    lowered = dimorder.lower(net, (torch.randn(2, 11),), target=target, dynamic_shapes=dims)
+    for length in range(6, 15):
+        assert max(errors(lowered, net, torch.randn(2, length))) <= 1e-6
