@@ -49,7 +49,7 @@ def _of_a_call(node: Node) -> Iterator[Any]:
     """
     shapes = [each.meta["val"].shape[2:] for each in (*node.all_input_nodes[:1], node) if _is_tensor(each)]
     for pair in zip(*shapes, strict=False) if len(shapes) == 2 else ():
-        if all(isinstance(size, torch.SymInt) for size in pair):
+        if all(isinstance(size, torch.SymInt) and size.node.has_hint() for size in pair):
             smaller, larger = sorted(pair, key=lambda size: size.node.hint)
             factor = round(larger.node.hint / max(smaller.node.hint, 1))
             yield larger - factor * smaller if factor > 1 else None
