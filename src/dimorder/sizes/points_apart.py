@@ -46,8 +46,8 @@ def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
 def first_that_differ(rows: Sequence[Sequence[int]], count: int) -> list[int]:
     """Return rows after the first ones that tell apart what is alike in all of these.
 
-    They are the first row at which a number differs that is the same in the first rows, and the first at
-    which two numbers differ that are equal in these.
+    One is the first row at which a number differs that is the same in the first rows. Another is the first
+    row at which two numbers differ that are equal in these.
 
     Args:
         rows: the values of the same numbers at each point.
