@@ -45,7 +45,7 @@ def _of_a_call(node: Node) -> Iterator[Any]:
     """Yield the numbers of a call that no node computes.
 
     They are places that it counts from the end of a dimension. They are also what a larger size has over a
-    multiple of a smaller one. Where a stride leaves nothing over, that multiple may pass for the larger size.
+    multiple of a smaller one. That multiple may pass for the larger size where a stride leaves nothing over.
     """
     shapes = [each.meta["val"].shape[2:] for each in (*node.all_input_nodes[:1], node) if _is_tensor(each)]
     for pair in zip(*shapes, strict=False) if len(shapes) == 2 else ():
