@@ -258,7 +258,7 @@ def _integer_mean(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
 def _pool_padding(w: LiteRtWriter, a: Arguments) -> tuple[int, ...]:
     """Return the padding before and after each dimension, the same one for all values of a dynamic size.
 
-    With less than a stride more behind the end, `ceil_mode` is what LiteRT does: it leaves out what does not
+    With less than a stride more after the end, `ceil_mode` is what LiteRT does: it leaves out what does not
     fill a window. That does not hold where `ceil_mode` drops a window that would begin in the padding.
     """
     sizes, fit = a.x.shape[1:3], pool_padding(a.x.shape, a)
