@@ -199,7 +199,9 @@ class Merged(nn.Module):
         return y + deepest, self.part(maps[0]).relu()
 
 
-@pytest.mark.parametrize(("kernel", "padding", "most"), [(2, 0, 160), (3, 1, 150)])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "most"), [(2, 0, 160), pytest.param(3, 1, 150, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("target", slow_but(["xnnpack", "litert"], ["xnnpack"]))
 def test_maps_are_resized_to_others_of_about_twice_their_size(
     target: str, kernel: int, padding: int, most: int

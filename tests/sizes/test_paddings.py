@@ -152,7 +152,7 @@ class SamePadded(nn.Module):
 @pytest.mark.parametrize("target", ["xnnpack", "litert"])
 def test_convolutions_of_same_padding_follow_one_another(target: str) -> None:
     require_runtime(target)
-    net = SamePadded(3, 5, 4, 3).eval()
+    net = SamePadded(3, 5, 4).eval()
     dims = {2: Dim("H", min=16, max=99), 3: Dim("W", min=17, max=90)}
     lowered = dimorder.lower(net, (torch.randn(2, 3, 53, 47),), dynamic_shapes=(dims,), target=target)
     for height, width in ((16, 17), (99, 90), (16, 90), (33, 48), (64, 65), (31, 32), (95, 81)):
