@@ -97,3 +97,32 @@ def test_a_network_of_16_bits(net: nn.Module, sizes: tuple[int, ...]) -> None:
     quantized = dimorder.quantize(first, examples, "int16x8", target="tosa")
     (found,) = quantized.compare(lower(quantized, (examples[0],)))
     assert found.snr_db is not None and found.snr_db > 40
+
+
+@pytest.mark.parametrize("shift", [0, 2])
+def test_moves_of_an_input_of_16_bits(shift: int) -> None:
+    """The output's integers stand for what the input's do: RESCALE has no zero point for 16 bits."""
+    move = Net(lambda m, x: x.roll(shift, -1) if shift else x.flip(-1))
+    x = torch.linspace(-3, 2, 210).reshape(2, 3, 5, 7)
+    quantized = dimorder.quantize(move, [x], "int16x8", target="tosa")
+    made = lower(quantized, (x,))
+    (taken,), (given,) = made.contract.inputs, made.contract.outputs
+    assert (taken.scale, taken.zero_point) == (given.scale, given.zero_point)
+    assert torch.equal(made.run(taken.quantized(x)), move(taken.quantized(x)))
+
+
+def test_a_zero_point_of_16_bits_is_refused() -> None:
+    module = Between(lambda x, y: x + y, (1.71e-4, 3))
+    found = "found: int16 with zero point 3, where RESCALE has one for 8 bits alone"
+    with pytest.raises(dimorder.DimorderError, match=found):
+        dimorder.lower(module, (torch.ones(2, 3, 5), torch.ones(2, 3, 5)), target="tosa")
+
+
+@pytest.mark.parametrize("taken", ["int8", "uint8"])
+def test_8_bits_are_refused_for_a_network_of_16(taken: str) -> None:
+    module = Between(torch.add, (1.71e-4, 0))
+    with pytest.raises(dimorder.DimorderError) as raised:
+        dimorder.lower(module, (torch.ones(2, 3, 5), torch.ones(2, 3, 5)), target="torch", input_types=taken)
+    _, found, fix = str(raised.value).splitlines()
+    assert found == "  found: the network has it in torch.int16"
+    assert fix == "  fix: ask for int16, or quantise the network by recipe int8"

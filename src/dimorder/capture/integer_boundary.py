@@ -196,9 +196,10 @@ def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType
 
 
 def _require_bits(own: IntegerType, called: str, dtype: torch.dtype) -> None:
-    """Refuse integers of 16 bits for those of 8, which may have a zero point."""
-    if dtype == torch.int16 and own.dtype != torch.int16:
-        fix = "ask for int8 or uint8, or quantise the network by recipe int16x8"
+    """Refuse integers of 16 bits for those of 8, which may have a zero point, and the reverse."""
+    if (dtype == torch.int16) != (own.dtype == torch.int16):
+        asks, recipe = ("int16", "int8") if own.dtype == torch.int16 else ("int8 or uint8", "int16x8")
+        fix = f"ask for {asks}, or quantise the network by recipe {recipe}"
         raise UnsupportedError(f"{called}, asked for in {dtype}", f"the network has it in {own.dtype}", fix)
 
 

@@ -59,7 +59,7 @@ class IntegerType:
         >>> IntegerType(torch.int8, 0.5, -1).as_type(torch.uint8)
         IntegerType(dtype=torch.uint8, scale=0.5, zero_point=127)
         """
-        moved = torch.iinfo(dtype).min - self.low
+        moved = range_of(dtype)[0] - self.low
         return IntegerType(dtype, self.scale, self.zero_point + moved)
 
 

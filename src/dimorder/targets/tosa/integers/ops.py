@@ -75,6 +75,8 @@ _RANGES = frozenset(((-128, 127), (-127, 127), (0, 255), (-32767, 32767)))
 
 
 def _check_range(a: Arguments) -> str | None:
+    if a.dtype == torch.int16 and a.zero_point:
+        return f"int16 with zero point {a.zero_point}, where RESCALE has one for 8 bits alone"
     if (a.quant_min, a.quant_max) in _RANGES:
         return None
     return (
