@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import bound, replace_node, shown_as, tensor_of
 from dimorder.graph.prediction import computed_before
+from dimorder.quantization.compound_calls import write_compound_calls
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
 from dimorder.quantization.wrapped import WrappedQuantizer
@@ -33,10 +34,25 @@ _BY_MATRICES = (
 )
 
 
+# Operators of a tensor and a number → the same of two tensors.
+_OF_TWO: Mapping[Any, Any] = MappingProxyType(
+    {
+        scalar: operator.Tensor
+        for operator in (
+            *(aten.add, aten.sub, aten.mul, aten.div, aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le),
+        )
+        for scalar in (operator.Tensor, operator.Scalar)
+    }
+    | {aten.rsub.Scalar: aten.sub.Tensor}
+)
+
+
 class UnknownCalls(WrappedQuantizer):
     """Another quantizer, for which calls that it does not know are rewritten, or annotated as others."""
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        write_compound_calls(model)
+        keep_scalar_shapes(model)
         make_contiguous_before_softmax(model)
         rewrite_norms(model)
         rewrite_cosines(model)
@@ -51,6 +67,31 @@ class UnknownCalls(WrappedQuantizer):
     def annotate(self, model: GraphModule) -> GraphModule:
         with shown_as(model.graph, _ANNOTATED_AS):
             return super().annotate(model)
+
+
+def keep_scalar_shapes(model: GraphModule) -> None:
+    """Write each number beside a tensor of shape () as a constant of that shape, in place.
+
+    Arm's passes write numbers as constants of shape (1,), and so the result would have this shape.
+
+    >>> class Half(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.sum() / 2
+    >>> model = torch.export.export(Half(), (torch.ones(3),)).module(check_guards=False)
+    >>> keep_scalar_shapes(model)
+    >>> [node.meta["val"].shape for node in model.graph.find_nodes(op="get_attr")]
+    [torch.Size([])]
+    """
+    for node in list(model.graph.nodes):
+        if node.target not in _OF_TWO or len(node.args) != 2 or node.kwargs:
+            continue
+        (x, number), is_turned = node.args, node.target is aten.rsub.Scalar
+        if not isinstance(x, Node) or not isinstance(number, (int, float)) or tensor_of(node).dim():
+            continue
+        dtype = tensor_of(x).dtype
+        if dtype.is_floating_point:
+            constant = insert_constant(model, "number", torch.tensor(number, dtype=dtype), node)
+            node.target, node.args = _OF_TWO[node.target], (constant, x) if is_turned else (x, constant)
 
 
 def make_contiguous_before_softmax(model: GraphModule) -> None:

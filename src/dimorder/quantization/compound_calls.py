@@ -1,0 +1,204 @@
+"""Write distances, losses and largest elements with their places in calls that Arm's quantizers know.
+
+They observe no call that they do not know, so what its parts compute would not be quantised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from dimorder.graph.nodes import bound, is_getitem, replace_node, tensor_of
+from dimorder.graph.prediction import computed_before, without_data
+from dimorder.quantization.constants import insert_constant
+
+aten = torch.ops.aten
+
+
+def write_compound_calls(model: GraphModule) -> None:
+    """Write each compound call of floats in simpler calls, in place.
+
+    >>> class Best(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.max(1)
+    >>> model = torch.export.export(Best(), (torch.ones(2, 5),)).module(check_guards=False)
+    >>> write_compound_calls(model)
+    >>> [str(node.target) for node in model.graph.nodes if node.op == "call_function"]
+    ['aten.amax.default', 'aten.argmax.default']
+    """
+    for node in list(model.graph.nodes):
+        function = _FUNCTIONS.get(node.target)
+        if function is not None and _computes_floats(node):
+            _write(model, node, function)
+
+
+def _computes_floats(node: Node) -> bool:
+    """Return whether all operands are floats of fixed sizes."""
+    values = [tensor_of(each) for each in node.all_input_nodes]
+    sizes = [size for value in values for size in value.shape]
+    return all(each.is_floating_point() for each in values) and all(isinstance(size, int) for size in sizes)
+
+
+def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
+    """Replace a call by what a function computes of its arguments, unless it returns NotImplemented."""
+    given = bound(node.target, node.args, node.kwargs)
+    leaves, tree = pytree.tree_flatten(given)
+    operands = [leaf for leaf in leaves if isinstance(leaf, Node)]
+
+    def compute(*tensors: Tensor) -> Any:
+        left = iter(tensors)
+        held = [next(left) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        made = function(**pytree.tree_unflatten(held, tree))
+        results.append(made)
+        return tensors[0] if made is NotImplemented else made
+
+    results: list[Any] = []
+    traced = make_fx(compute)(*(without_data(tensor_of(each)) for each in operands))
+    if results[-1] is NotImplemented:
+        return
+    read = iter(operands)
+    values: dict[Node, Node] = {}
+    for each in traced.graph.nodes:
+        if each.op == "placeholder":
+            values[each] = next(read)
+        elif each.op == "get_attr":
+            values[each] = insert_constant(model, "number", getattr(traced, str(each.target)), node)
+        elif each.op == "call_function":
+            args, kwargs = pytree.tree_map_only(Node, values.__getitem__, (each.args, each.kwargs))
+            values[each] = computed_before(node, each.target, *args, **kwargs)
+    (written,) = traced.graph.output_node().args
+    if isinstance(written, Node):
+        replace_node(node, values[written])
+        return
+    for reader in filter(is_getitem, list(node.users)):
+        replace_node(reader, values[written[reader.args[1]]])  # type: ignore[index]
+    node.graph.erase_node(node)
+    model.graph.eliminate_dead_code()
+
+
+# -- functions of the arguments, by their names ------------------------------------------------------------
+
+
+def _norm(x: Tensor, ord: float, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    """Return the norm of vectors, as torch.linalg.vector_norm does."""
+    dims = list(range(x.dim()) if dim is None else dim)
+    if math.isinf(ord):
+        return x.abs().amax(dims, keepdim) if ord > 0 else x.abs().amin(dims, keepdim)
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    if ord == 2:
+        return (x * x).sum(dims, keepdim).sqrt()
+    return x.abs().pow(ord).sum(dims, keepdim).pow(1 / ord)
+
+
+def _vector_norm(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: Any) -> Any:
+    """Write the norms that Arm's pass lacks."""
+    return NotImplemented if ord in (0, 1, 2) or dtype is not None else _norm(self, ord, dim, keepdim)
+
+
+def _pairwise_distance(x1: Tensor, x2: Tensor, p: float, eps: float, keepdim: bool) -> Any:
+    return NotImplemented if p == 0 else _norm(x1 - x2 + eps, p, [-1], keepdim)
+
+
+def _distances(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Any:
+    """Return the distance of each row of one matrix from each of another's."""
+    return NotImplemented if p == 0 else _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, [-1], False)
+
+
+def _hypot(self: Tensor, other: Tensor) -> Tensor:
+    return (self * self + other * other).sqrt()
+
+
+def _log_sum(self: Tensor, other: Tensor) -> Tensor:
+    """Return log(exp(x) + exp(y)), without large exponents."""
+    return torch.maximum(self, other) + torch.log1p((-(self - other).abs()).exp())
+
+
+def _divided(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: float) -> Tensor:
+    quotient = tensor1 / tensor2
+    return self + (quotient if value == 1 else quotient * value)
+
+
+def _relu6(self: Tensor) -> Tensor:
+    return torch.nn.functional.hardtanh(self, 0.0, 6.0)
+
+
+def _largest(self: Tensor, dim: int, keepdim: bool) -> Any:
+    return (self.amax(dim, keepdim), self.argmax(dim, keepdim)) if self.dim() else NotImplemented
+
+
+def _least(self: Tensor, dim: int, keepdim: bool) -> Any:
+    return (self.amin(dim, keepdim), (-self).argmax(dim, keepdim)) if self.dim() else NotImplemented
+
+
+def _least_place(self: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    return (-self).argmax(dim, keepdim)
+
+
+def _deviation_and_mean(
+    self: Tensor, dim: Any = None, correction: Any = None, unbiased: bool = True, keepdim: bool = False
+) -> Any:
+    dims = list(range(self.dim())) if not dim else dim
+    less = unbiased if correction is None else correction
+    return torch.std(self, dims, correction=less, keepdim=keepdim), self.mean(dims, keepdim)
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    """Return a loss as it is, its mean or its sum; torch numbers these."""
+    return (lambda: loss, loss.mean, loss.sum)[reduction]()
+
+
+def _squared_loss(self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    difference = self - target
+    return _reduced(difference * difference, reduction)
+
+
+def _absolute_loss(self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return _reduced((self - target).abs(), reduction)
+
+
+def _huber_loss(self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+    """Return half of the square below `delta`, and a line beyond."""
+    length = (self - target).abs()
+    near = length.clamp(max=delta)
+    return _reduced(near * (length - near * 0.5), reduction)
+
+
+def _smooth_loss(self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    if beta == 0:
+        return _absolute_loss(self, target, reduction)
+    length = (self - target).abs()
+    near = length.clamp(max=beta)
+    return _reduced(near * (length - near * 0.5) * (1 / beta), reduction)
+
+
+_FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.linalg_vector_norm.default: _vector_norm,
+        aten.pairwise_distance.default: _pairwise_distance,
+        aten.cdist.default: _distances,
+        aten._cdist_forward.default: _distances,
+        aten.hypot.default: _hypot,
+        aten.logaddexp.default: _log_sum,
+        aten.addcdiv.default: _divided,
+        aten.relu6.default: _relu6,
+        aten.max.dim: _largest,
+        aten.min.dim: _least,
+        aten.argmin.default: _least_place,
+        aten.std_mean.default: _deviation_and_mean,
+        aten.std_mean.dim: _deviation_and_mean,
+        aten.std_mean.correction: _deviation_and_mean,
+        aten.mse_loss.default: _squared_loss,
+        aten.l1_loss.default: _absolute_loss,
+        aten.huber_loss.default: _huber_loss,
+        aten.smooth_l1_loss.default: _smooth_loss,
+    }
+)

@@ -1,0 +1,82 @@
+"""Test losses, distances and numbers beside scalars, which Arm's quantizers do not know or change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+pytest.importorskip("executorch")
+pytest.importorskip("tosa_serializer")
+
+import dimorder
+from dimorder.quantization.compound_calls import write_compound_calls
+from tests.marks import slow_but
+from tests.quantization.rewriting import rewritten
+from tests.small_networks import Net
+
+X = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(5))
+OTHER = torch.randn(2, 3, 4, 7, generator=torch.Generator().manual_seed(6))
+Y = X.flip(2) * 0.7 + 0.1
+CALLS: dict[str, Callable[[Tensor], object]] = {
+    "largest and place": lambda x: torch.max(x, 1),
+    "least and place": lambda x: x.min(-1, keepdim=True),
+    "place of the least": lambda x: x.argmin(2),
+    "place of the least of all": lambda x: x.argmin(),
+    "squared error": lambda x: F.mse_loss(x, Y),
+    "absolute errors": lambda x: F.l1_loss(x, Y, reduction="none"),
+    "sum of Huber's": lambda x: F.huber_loss(x, Y, reduction="sum", delta=0.6),
+    "smooth error": lambda x: F.smooth_l1_loss(x, Y, beta=0.3),
+    "smooth error without a square": lambda x: F.smooth_l1_loss(x, Y, beta=0),
+    "pairs": lambda x: F.pairwise_distance(x, Y),
+    "distances": lambda x: torch.cdist(x, OTHER),
+    "distances by absolutes": lambda x: torch.cdist(x, OTHER, p=1),
+    "distances by the largest": lambda x: torch.cdist(x, OTHER, p=float("inf")),
+    "norm of the least": lambda x: x.norm(-float("inf"), dim=(1, 3)),
+    "cubic norm": lambda x: x.norm(3, dim=1, keepdim=True),
+    "hypotenuse": lambda x: torch.hypot(x, Y),
+    "logarithm of a sum": lambda x: torch.logaddexp(x, Y),
+    "added quotient": lambda x: torch.addcdiv(x, x, Y.abs() + 1, value=-0.5),
+    "relu6": lambda x: F.relu6(3 * x),
+    "deviation and mean": lambda x: torch.std_mean(x, (1, 3), correction=0, keepdim=True),
+    "deviation and mean of all": lambda x: torch.std_mean(x),
+}
+SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quotient": lambda x: x.sum() / 3,
+    "difference": lambda x: 1 - x.mean(),
+    "comparison": lambda x: (x.mean() > 0.01).float() * 2,
+    "chain": lambda x: ((x.mean() - 1).exp() + 0.5) * 3,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_compound_call_written_in_others_computes_the_same(name: str) -> None:
+    net = Net(lambda m, x: CALLS[name](x))
+    calls = [node.target for node in rewritten(net, X, lambda model: None).graph.nodes]
+    model = rewritten(net, X, write_compound_calls)
+    assert not {*calls[1:]} <= {node.target for node in model.graph.nodes}
+    torch.testing.assert_close(model(X), net(X))
+
+
+@pytest.mark.parametrize(
+    "name", slow_but({**CALLS, **SCALARS}, {"largest and place", "squared error", "distances", "quotient"})
+)
+def test_a_compound_call_in_8_bits(name: str) -> None:
+    call = {**CALLS, **SCALARS}[name]
+    net, examples = Net(lambda m, x: call(x)).eval(), [X, 0.7 * X, X.flip(2)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    lowered = dimorder.lower(quantized, (X,), target="tosa")
+    (taken,), given = lowered.contract.inputs, lowered.contract.outputs
+    results = pytree.tree_leaves(lowered.run(taken.quantized(X)))
+    wanted = pytree.tree_leaves(net(X))
+    for spec, result, right in zip(given, results, wanted, strict=True):
+        assert result.shape == right.shape
+        if right.is_floating_point():
+            error = (spec.real(result) - right).norm() / right.norm()
+            assert error < (0.12 if "norm" in name else 0.05)
+        else:
+            assert (result == right).float().mean() > 0.9
