@@ -126,3 +126,18 @@ def test_8_bits_are_refused_for_a_network_of_16(taken: str) -> None:
     _, found, fix = str(raised.value).splitlines()
     assert found == "  found: the network has it in torch.int16"
     assert fix == "  fix: ask for int16, or quantise the network by recipe int8"
+
+
+@pytest.mark.parametrize("name", ["atan", "sinc", "erfinv", "atanh"])
+def test_functions_that_choose_without_a_step(name: str) -> None:
+    """They are written in parts for small and for large numbers, which meet."""
+    compute = {
+        "atan": torch.atan,
+        "sinc": torch.sinc,
+        "erfinv": lambda x: torch.erfinv(x.tanh() * 0.9),
+        "atanh": lambda x: torch.atanh(x.tanh() * 0.9),
+    }[name]
+    examples = [torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    quantized = dimorder.quantize(Net(lambda m, x: compute(x)), examples, "int16x8", target="tosa")
+    (found,) = quantized.compare(lower(quantized, (examples[0],)))
+    assert found.snr_db is not None and found.snr_db > 55

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
+from dimorder.ops.parts_indexed import MOST_PAIRS
 from dimorder.ops.parts_special import of_floats, polynomial
 
 aten = torch.ops.aten
+
+MOST_STEPS = 128  # of a topk among too many values to compare all pairs
 
 # atan(x) / x on 0 … 1, by the square of x: off by 7e-8 at most in float32.
 _ATAN = (
@@ -93,11 +96,34 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Rank the values by the sort that is stable."""
+    """Rank the values by the sort that is stable, or take the largest one after the other."""
     if not x.dim():
         return x, torch.zeros((), dtype=torch.int64)
+    if largest and k <= MOST_STEPS and x.numel() * x.shape[dim] > MOST_PAIRS:
+        return _topk_in_steps(x, k, dim)
     values, places = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
+
+
+def _topk_in_steps(x: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Take the largest value that is left, k times. Of equal values the first one is taken first."""
+    y, size = x.transpose(dim, -1), x.shape[dim]
+    places, is_float = torch.arange(size), x.is_floating_point()
+    least = (torch.where(torch.isnan(y), 0.0, y) if is_float else y).amin(-1, True)
+    taken, left, found = None, y, list[Tensor]()
+    for _ in range(k):
+        top = left.amax(-1, True)
+        is_top = left == top
+        if is_float:  # a NaN is the largest
+            is_top = torch.logical_or(is_top, torch.logical_and(torch.isnan(left), torch.isnan(top)))
+        if taken is not None:
+            is_top = torch.logical_and(is_top, torch.logical_not(taken))
+        at = torch.where(is_top, places, size).amin(-1, True)
+        taken = places == at if taken is None else torch.logical_or(taken, places == at)
+        left = torch.where(taken, least, y)
+        found.append(at)
+    at = torch.cat(found, -1)
+    return torch.gather(y, -1, at).transpose(dim, -1), at.transpose(dim, -1)
 
 
 def _arg_of_integers(extreme: Callable[..., Tensor], lacking: Collection[torch.dtype]) -> Callable[..., Any]:

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from dimorder.graph.nodes import bound, tensor_of
+from dimorder.ops.parts_elementary import MOST_STEPS
 from dimorder.ops.parts_indexed import MOST_PAIRS, scatter_reduce
 from dimorder.ops.parts_sorted import of_truths
 
@@ -55,6 +58,18 @@ def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: b
     ranks = torch.logical_or(is_before, is_earlier).to(torch.int64).sum(-1, keepdim=True)
     found = torch.where(ranks == places, places.unsqueeze(-1), 0).sum(-2)
     return torch.gather(y, -1, found).transpose(dim, -1), found.transpose(dim, -1)
+
+
+def unsorted(sort: Node) -> str:
+    """Return why a sort stays a sort: the pairs to compare, and which calls need fewer."""
+    x, dim = (bound(sort.target, sort.args, sort.kwargs)[name] for name in ("self", "dim"))
+    shape = tensor_of(x).shape
+    pairs = shape.numel() * shape[dim] if shape else 0
+    count = shape[dim] if shape else 1
+    return (
+        f"and a sort of {count:,} values compares {pairs:,} pairs, at most {MOST_PAIRS:,}: "
+        f"sort fewer values, or take the topk of {MOST_STEPS} or fewer"
+    )
 
 
 def _is_nan_alone(x: Tensor, other: Tensor) -> Tensor:

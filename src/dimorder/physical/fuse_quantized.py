@@ -27,6 +27,7 @@ from dimorder.physical.annotations import Annotation, FusedProgram, How
 from dimorder.physical.integer_functions import (
     computed,
     dequantized_numbers,
+    is_smooth,
     position_key,
     rounded_levels,
 )
@@ -226,12 +227,13 @@ class _Fuser:
     def _function(self, node: Node, operands: Mapping[Node, Annotation]) -> Annotation | None:
         """Return the call as a function of one value, or None if it reads several or none.
 
-        It is one of an earlier source, if there is one, unless its own source's integers stand for it.
+        It is one of an earlier source, if there is one, unless its own source's integers stand for it. Truth
+        values are of their own source, by which integers may be chosen.
         """
         own = self._of_one(node, operands)
         origins = {value: each.origin or each for value, each in operands.items()}
         origin = None if origins == operands else self._of_one(node, origins)
-        if own is not None and (origin is None or own.exact_type is not None):
+        if own is not None and (origin is None or own.exact_type is not None or _is_truth(own)):
             return replace(own, origin=origin)
         return origin
 
@@ -244,10 +246,11 @@ class _Fuser:
         if any(each.numel() != 1 for each in constants.values()):
             return None
         of, source = next((each.type, each.source) for each in operands.values())
+        function = computed(node, numbers, constants)
         chooses = any(each.dtype == torch.bool for each in numbers.values())
-        if chooses and of is not None and of.dtype == torch.int16:
-            return None  # a TABLE of int16 interpolates, and a choice has steps
-        return Annotation(How.FUNCTION, of, function=computed(node, numbers, constants), source=source)
+        if chooses and of is not None and of.dtype == torch.int16 and not is_smooth(function):
+            return None  # a TABLE of int16 interpolates, and a choice may have steps
+        return Annotation(How.FUNCTION, of, function=function, source=source)
 
     def _rounded(self, dequantize: Node) -> Annotation | None:
         """Return a dequantized value as a function of the source of the value that was quantized, or None."""
@@ -344,3 +347,7 @@ def _type_of(node: Node) -> IntegerType:
     """Return the type of a quantize or dequantize."""
     given = bound(node.target, node.args, node.kwargs)
     return IntegerType(given["dtype"], given["scale"], given["zero_point"])
+
+
+def _is_truth(annotation: Annotation) -> bool:
+    return annotation.function is not None and annotation.function.dtype == torch.bool

@@ -70,6 +70,22 @@ def slope_of(numbers: Tensor) -> float:
     return float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
 
 
+def is_smooth(numbers: Tensor) -> bool:
+    """Return whether numbers have no step: all are finite, and no difference of neighbours is large.
+
+    A large difference is a thousandth of the largest number, and four times that of each neighbour.
+
+    >>> x = torch.arange(-2000, 2001, dtype=torch.float64)
+    >>> is_smooth(x.abs()), is_smooth(torch.where(x > 5, x, x - 9)), is_smooth(1 / x)
+    (True, False, False)
+    """
+    if numbers.dtype == torch.bool or not bool(numbers.isfinite().all()):
+        return False
+    apart = numbers.diff().abs()
+    near = torch.maximum(apart.roll(1), apart.roll(-1))
+    return not bool(((apart > numbers.abs().max() * 2**-10) & (apart > 4 * near)).any())
+
+
 def exact_type(of: IntegerType, numbers: Tensor) -> IntegerType | None:
     """Return the type of integers that stand for the numbers exactly, or None.
 

@@ -146,7 +146,7 @@ def _least_place(self: Tensor, dim: int | None, keepdim: bool) -> Tensor:
 def _deviation_and_mean(
     self: Tensor, dim: Any = None, correction: Any = None, unbiased: bool = True, keepdim: bool = False
 ) -> Any:
-    dims = list(range(self.dim())) if not dim else dim
+    dims = dim or list(range(self.dim()))
     less = unbiased if correction is None else correction
     return torch.std(self, dims, correction=less, keepdim=keepdim), self.mean(dims, keepdim)
 

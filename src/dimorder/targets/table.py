@@ -7,7 +7,7 @@ the memory itself in that order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -144,11 +144,13 @@ class Table:
     """The operators that a target computes.
 
     `unfit(value, is_constant)` returns why a value of the program cannot be one of the target's tensors.
+    `lacks` has more to say about calls of operators without a row.
     """
 
     name: str
     rows: Mapping[Any, Row]
     unfit: Callable[[Any, bool], str | None]
+    lacks: Mapping[Any, Callable[[Node], str]] = field(default_factory=dict)
 
     def without(self, *names: str) -> Table:
         """Return the table without the operators of these names, for a target that lacks them.
@@ -177,7 +179,8 @@ class Table:
             return reason and f"its source: {reason}"
         row = self.rows.get(node.target)
         if row is None:
-            return f"{self.name} has no {node.target}"
+            known = self.lacks.get(node.target)
+            return f"{self.name} has no {node.target}{f', {known(node)}' if known else ''}"
         arguments = bind(node, lambda n: n)
         arguments.is_constant = lambda argument: argument is None or argument in constants
         if row.is_widened(arguments):

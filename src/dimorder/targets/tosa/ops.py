@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
+from dimorder.ops.parts_pairs import unsorted
 from dimorder.targets.table import Table, unsupported_tensor
 from dimorder.targets.tosa import division, indices, logic, moves, pointwise, reductions, resize, spatial
 from dimorder.targets.tosa.dtypes import DTYPES
@@ -30,6 +33,8 @@ def _unfit(value: Any, is_constant: bool) -> str | None:
     return None if is_constant and not value.dim() else unsupported_tensor(value, "TOSA", _OF_FLOATS)
 
 
+LACKS: Mapping[Any, Callable[[Node], str]] = MappingProxyType({torch.ops.aten.sort.stable: unsorted})
+
 OPERATORS = Table(
     "TOSA",
     MappingProxyType(
@@ -45,4 +50,5 @@ OPERATORS = Table(
         }
     ),
     _unfit,
+    LACKS,
 )

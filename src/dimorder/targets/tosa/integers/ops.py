@@ -35,7 +35,7 @@ from dimorder.targets.tosa.integers.lookups import clamp
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
 from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.integers.unsigned import with_unsigned
-from dimorder.targets.tosa.ops import unsupported_value
+from dimorder.targets.tosa.ops import LACKS, unsupported_value
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
@@ -144,4 +144,5 @@ OPERATORS = Table(
         }
     ),
     lambda value, is_constant: None if is_constant and not value.dim() else unfit(value),
+    LACKS,
 )

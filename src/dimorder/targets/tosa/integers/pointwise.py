@@ -13,12 +13,14 @@ from torch import Tensor
 from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
+from dimorder.physical.annotations import How
 from dimorder.physical.fuse_quantized import KernelRule, WideKernel
 from dimorder.targets.rows import ordered_bounds
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiply_channels
 from dimorder.targets.tosa.integers.kernels import FUNCTION, FUNCTION_OR_SUM, SLOPES, quotient
+from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
@@ -49,11 +51,11 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     return build
 
 
-def operand(w: W, argument: Any, as_integers: bool = False) -> Any:
-    """Return the numbers of an operand; with `as_integers`, a constant as its int8, if that has one scale."""
+def operand(w: W, argument: Any, keeps_integers: bool = False) -> Any:
+    """Return the numbers of an operand. A constant may keep its int8, if that has one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    if not (as_integers and w.forms.multiplies_constants and isinstance(argument, Scaled)):
+    if not (keeps_integers and w.forms.multiplies_constants and isinstance(argument, Scaled)):
         return argument
     held = argument.integers
     of = held.type
@@ -130,7 +132,11 @@ def _choose(w: W, a: Arguments) -> Numbers:
     if function is not None:
         return function
     x, y = (_constant(operand(w, each)) for each in (a.self, a.other))
-    return choose(w, value(w, a.condition, "BOOL"), x, y)
+    condition = value(w, a.condition, "BOOL")
+    if w.annotation is not None and w.annotation.how is How.DEQUANTIZED:
+        (integers, of), (others, _) = (as_integers(w, each) for each in (x, y))
+        return Lookup.dequantize(w.elementwise("SELECT", condition, integers, others), of)
+    return choose(w, condition, x, y)
 
 
 def _fill(w: W, a: Arguments) -> Numbers:
@@ -184,6 +190,7 @@ _FILLS = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 _CHOICE, _FILL = (
     WideKernel(lambda operands: None, follows=True, positions=(name,)) for name in ("condition", "mask")
 )
+_CHOICE_OF_TWO = replace(_CHOICE, keeps=True)  # of values, where others have a number
 _KERNELS: Mapping[Any, KernelRule] = MappingProxyType(
     {
         **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda a: quotient(a.other)),
@@ -195,6 +202,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         **{target: Row(_function(target), kernel=FUNCTION) for target in _UNARY},
         **{target: Row(_function(target, _clamp(target)), kernel=FUNCTION_OR_SUM) for target in CLAMP_BOUNDS},
         **dict.fromkeys(_CHOICES, Row(_choose, kernel=_CHOICE)),
+        aten.where.self: Row(_choose, kernel=_CHOICE_OF_TWO),
         **dict.fromkeys(_FILLS, Row(_fill, kernel=_FILL)),
         **{
             target: Row(_function(target, write), kernel=_KERNELS.get(target, FUNCTION_OR_SUM))
