@@ -116,12 +116,25 @@ def test_a_split_resize_computes_the_same(name: str) -> None:
 def test_a_split_pool_computes_the_same(name: str) -> None:
     net = Net(lambda m, x: POOLS[name](x))
     model = rewritten(net, X, split_average_pools)
-    assert ("pool3d" in model.code) == (name in ("to unequal windows", "by a divisor"))
+    assert ("pool3d" in model.code) == (name == "to unequal windows")
     torch.testing.assert_close(model(X), net(X))
 
 
+@pytest.mark.parametrize("name", POOLS)
+def test_a_split_pool_of_one_volume(name: str) -> None:
+    net = Net(lambda m, x: POOLS[name](x))
+    model = rewritten(net, X[0], split_average_pools)
+    assert ("pool3d" in model.code) == (name == "to unequal windows")
+    torch.testing.assert_close(model(X[0]), net(X[0]))
+
+
+@pytest.mark.parametrize("name", ["whole windows", "by a divisor"])
+def test_the_signal_to_noise_of_a_pool_of_one_volume(name: str) -> None:
+    assert snr_db(Net(lambda m, x: POOLS[name](x)), [X[0], X[1]], "tosa") > 25
+
+
 @pytest.mark.parametrize("target", ["tosa", "ethos-u85-256"])
-@pytest.mark.parametrize("name", [name for name in POOLS if name != "by a divisor"])
+@pytest.mark.parametrize("name", POOLS)
 def test_an_average_pool_of_volumes(name: str, target: str) -> None:
     torch.manual_seed(2)
     net = Net(lambda m, x: POOLS[name](m.conv(x)), conv=nn.Conv3d(3, 8, 1))

@@ -194,8 +194,6 @@ def split_average_pools(model: GraphModule) -> None:
             replace_node(node, computed_before(node, aten.avg_pool3d.default, node.args[0], kernel, kernel))
     for node in model.graph.find_nodes(op="call_function", target=aten.avg_pool3d.default):
         given = bound(node.target, node.args, node.kwargs)
-        if given["divisor_override"] is not None:
-            continue
         kernel, stride, padding = (
             [*given[name]] * (3 // len(given[name]) if given[name] else 1)
             for name in ("kernel_size", "stride", "padding")
@@ -206,7 +204,10 @@ def split_average_pools(model: GraphModule) -> None:
         )
         images = [each[1:] for each in windows]
         along = [[each[0], beside] for each, beside in zip(windows, (1, 1, 0), strict=True)]
-        _split_volume(node, given["self"], aten.avg_pool2d.default, (*images, *options), (*along, *options))
+        divisor = given["divisor_override"]
+        of_images, last = ((divisor,), (1,)) if divisor is not None else ((), ())
+        calls = (*images, *options, *of_images), (*along, *options, *last)
+        _split_volume(node, given["self"], aten.avg_pool2d.default, *calls)
 
 
 def _split_volume(node: Node, x: Node, target: Any, of_images: Sequence[Any], along: Sequence[Any]) -> None:
@@ -216,10 +217,12 @@ def _split_volume(node: Node, x: Node, target: Any, of_images: Sequence[Any], al
     """
     value = tensor_of(node)
     sizes = (*tensor_of(x).shape, *value.shape)
-    if value.dim() != 5 or not all(isinstance(size, int) for size in sizes):
+    if not all(isinstance(size, int) for size in sizes):
         return
+    if value.dim() == 4:
+        x = computed_before(node, aten.unsqueeze.default, x, 0)
     n, c, depth, height, width = tensor_of(x).shape
-    _, _, _, new_height, new_width = value.shape
+    new_height, new_width = value.shape[-2:]
     images = computed_before(node, aten.transpose.int, x, 1, 2)
     images = computed_before(node, aten.reshape.default, images, [n * depth, c, height, width])
     images = computed_before(node, target, images, *of_images)

@@ -69,6 +69,9 @@ def quantize(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
     y = clamp(w, y, *level_bounds(x.low, x.high, to))
     reach = min(x.most, scale * to.reach)
     off = x.error + relative_error(x.integers.dtype, x.scales / scale) * reach
+    if off > max(scale, COARSE * scale * to.reach):
+        found = f"numbers that 32 bits have wrong by up to {off:.2g}, where a quantum is {scale:.2g}"
+        raise UnsupportedError("an operand", found, "multiply fewer numbers before they are quantised")
     if off:
         w.errors[y.tensor] = off / scale
     return y
@@ -221,6 +224,8 @@ def multiply(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
     product = times(w, a.integers, b.integers, shift)
     scales, limit = a.scales * b.scales * 2.0**shift, (a.limit * b.limit >> shift) + 1
     error = a.most * b.error + b.most * a.error + a.error * b.error
+    if shift:  # the result of a long product may be small beside the product of the largest numbers
+        error += 0.5 * float(scales)
     return Accumulator(w.reshape(product, shape), scales, limit, error=error)
 
 
