@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 pytest.importorskip("executorch")
@@ -60,6 +60,15 @@ def test_a_compound_call_written_in_others_computes_the_same(name: str) -> None:
     model = rewritten(net, X, write_compound_calls)
     assert not {*calls[1:]} <= {node.target for node in model.graph.nodes}
     torch.testing.assert_close(model(X), net(X))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    net = nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode), nn.Linear(6, 4)).eval()
+    examples = [torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    (found,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target="tosa"))
+    assert found.snr_db is not None and found.snr_db > 30
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,53 @@ def write_compound_calls(model: GraphModule) -> None:
             _write(model, node, function)
 
 
+def write_embedding_bags(model: GraphModule) -> None:
+    """Write each bag of equally many embeddings as an embedding and its reduction, in place.
+
+    >>> class Bag(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.bag = torch.nn.EmbeddingBag(7, 3, mode="max")
+    ...     def forward(self, x):
+    ...         return self.bag(x)
+    >>> model = torch.export.export(Bag(), (torch.ones(2, 5, dtype=int),)).module(check_guards=False)
+    >>> write_embedding_bags(model)
+    >>> [str(node.target) for node in model.graph.nodes if node.op == "call_function"][1:]
+    ['aten.reshape.default', 'aten.embedding.default', 'aten.amax.default']
+    """
+    for target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx):
+        for node in model.graph.find_nodes(op="call_function", target=target):
+            given = bound(target, node.args, node.kwargs)
+            length = _length_of_bags(given["offsets"], *tensor_of(given["indices"]).shape)
+            others = given["per_sample_weights"], given.get("padding_idx"), given["include_last_offset"]
+            read = {reader.args[1] for reader in node.users if is_getitem(reader)}
+            if not length or any(each not in (None, False) for each in others) or read - {0} - _unread(node):
+                continue
+            bags = computed_before(node, aten.reshape.default, given["indices"], [-1, length])
+            x = computed_before(node, aten.embedding.default, given["weight"], bags)
+            reduction = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)[given["mode"]]
+            y = computed_before(node, reduction, x, [1])
+            for reader in filter(is_getitem, list(node.users)):
+                if reader.args[1] == 0:
+                    replace_node(reader, y)
+    model.graph.eliminate_dead_code()
+
+
+def _unread(node: Node) -> set[Any]:
+    """Return which results of a call nothing reads."""
+    return {reader.args[1] for reader in node.users if is_getitem(reader) and not reader.users}
+
+
+def _length_of_bags(offsets: Node, count: Any) -> int:
+    """Return the length of all bags if they are equally long and together have all indices, else 0."""
+    if offsets.target is not aten.arange.start_step or not isinstance(count, int):
+        return 0
+    given = bound(offsets.target, offsets.args, offsets.kwargs)
+    start, end, step = (given[name] for name in ("start", "end", "step"))
+    is_whole = all(isinstance(each, int) for each in (start, end, step))
+    return step if is_whole and (start, end) == (0, count) and count % step == 0 else 0
+
+
 def _computes_floats(node: Node) -> bool:
     """Return whether all operands are floats of fixed sizes."""
     values = [tensor_of(each) for each in node.all_input_nodes]
