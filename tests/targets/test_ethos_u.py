@@ -23,6 +23,7 @@ from dimorder.lowered import Lowered
 from dimorder.targets.ethos_u import ACCELERATORS
 from dimorder.targets.ethos_u.target import target
 from tests.marks import slow_but
+from tests.small_networks import OneInput
 from tests.targets.quantised import Between, by_arm
 from tests.targets.quantised import quantised as quantised_to
 from tests.targets.test_tosa_integers import Net
@@ -190,20 +191,35 @@ def test_ethos_u55_adds_convolutions_for_taps_in_depth(recipe: str) -> None:
     assert "conv3d" not in lowered.text("physical")
 
 
-def test_ethos_u55_has_the_dimension_of_an_argmax_last() -> None:
+@pytest.mark.parametrize("dim", [2, 3])
+def test_ethos_u55_has_the_dimension_of_an_argmax_last(dim: int) -> None:
     class Places(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(3, 5, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.conv(x).argmax(3).int()
+            return self.conv(x).argmax(dim).int()
 
     torch.manual_seed(6)
     examples = [torch.randn(1, 3, 9, 8) for _ in range(3)]
     quantized = dimorder.quantize(Places().eval(), examples, target="ethos-u55-128")
     lowered = dimorder.lower(quantized, (examples[0],), target="ethos-u55-128")
-    assert lowered.contract.outputs[0].shape == (1, 5, 7)
+    assert lowered.contract.outputs[0].shape == ((1, 5, 6) if dim == 2 else (1, 5, 7))
+    (taken,) = lowered.contract.inputs
+    assert torch.equal(lowered.run(taken.quantized(examples[1])), quantized.module(examples[1]))
+
+
+def test_ethos_u55_has_an_argmax_of_rows_of_another_rank() -> None:
+    torch.manual_seed(6)
+    net, examples = (
+        OneInput(lambda m, x: m.linear(x).argmax(1).int(), linear=nn.Linear(7, 6)),
+        torch.randn(3, 2, 5, 7),
+    )
+    quantized = dimorder.quantize(net.eval(), [*examples], target="ethos-u55-128")
+    lowered = dimorder.lower(quantized, (examples[0],), target="ethos-u55-128")
+    (taken,) = lowered.contract.inputs
+    assert torch.equal(lowered.run(taken.quantized(examples[1])), quantized.module(examples[1]))
 
 
 def test_a_network_of_floats_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("tosa_serializer")
@@ -54,6 +55,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], set[str]]] = {
         (MANY, MANY[300:600].flip(0), torch.arange(300) * 3 % 1031),
         {"SCATTER"},
     ),
+    "rows written into zeros": (
+        lambda m, v, i: aten.index_put(torch.zeros(5, 7), [i], v),
+        (V, COLUMNS),
+        {"EQUAL", "SELECT", "REDUCE_MAX", "REDUCE_ANY"},
+    ),
+    "unpooled": (
+        lambda m, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(5, 7)),
+        (X,),
+        {"EQUAL", "SELECT"},
+    ),
     "the largest": (lambda m, x: (x * 2).topk(3, 1)[0], (X,), {"GATHER", "REDUCE_SUM"}),
     "a sorted dimension": (lambda m, x: (x * 2).sort(-1)[0], (X,), {"GATHER", "REDUCE_SUM"}),
     "rows of the largest scores": (
@@ -74,7 +85,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "rows written into a constant": (
         lambda m, v, i: aten.index_put(m.table, [i], quantised(v, *ONE)),
         (V, ROWS),
-        "of a constant",
+        "written into a constant of which no integers stand for the numbers",
     ),
     "rows added up": (
         lambda m, x, v, i: aten.index_put(quantised(x, *ONE), [i, i], quantised(v, *ONE), True),

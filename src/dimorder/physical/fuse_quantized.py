@@ -73,12 +73,14 @@ class WideKernel:
         keeps: Whether the result has the integer type of the operands, if these have one and none is a
             constant float.
         positions: The names of the arguments that are positions: integers, which are read as they are.
+        constants: The names of the arguments that may be constant floats beside integers that are kept.
     """
 
     unmet: Callable[[Mapping[Node, Annotation]], str | None]
     follows: bool = False
     keeps: bool = False
     positions: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
 
 MOVE = IntegerKernel(lambda operands, result: None)  # of a call that only moves elements
@@ -219,7 +221,9 @@ class _Fuser:
         if reason is not None:
             return _island(reason)
         types = {each.exact_type for each in known.values()}
-        floats = [value for value in node.all_input_nodes if value in self.constants and _is_float(value)]
+        fitting = [given[name] for name in kernel.constants]
+        constants = [value for value in node.all_input_nodes if value in self.constants]
+        floats = [value for value in constants if _is_float(value) and value not in fitting]
         if kernel.keeps and len(types) == 1 and types != {None} and not floats:
             return Annotation(How.DEQUANTIZED, types.pop())
         return Annotation(How.WIDE)

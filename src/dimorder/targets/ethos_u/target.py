@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.export import ExportedProgram
@@ -152,7 +152,8 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     weights_last = replace(
         capabilities, implementations=tuple(each - _WEIGHTS_FIRST for each in capabilities.implementations)
     )
-    of_u55 = replace(weights_last, computes=_computes_on_u55)
+    in_parts = {**weights_last.in_parts, torch.ops.aten.argmax.default: _argmax_last}
+    of_u55 = replace(weights_last, computes=_computes_on_u55, in_parts=in_parts)
     emits = partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode)
     made = replace(
         TOSA.quantized,
@@ -190,6 +191,15 @@ def _computes_on_u55(call: Node, constants: Collection[Node]) -> str | None:
         if dim is not None and (dim + 1) % len(shape_of(x)):
             return "an argmax along a dimension other than the last, which Ethos-U85 has"
     return reason
+
+
+def _argmax_last(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Move the dimension of an argmax to the end, unless it is the channels, which lie there anyway."""
+    in_place = {x.dim() - 1, 1 if x.dim() > 3 else -1}
+    if dim is None or x.dim() < 2 or dim % x.dim() in in_place:
+        return NotImplemented
+    at = x.transpose(dim, -1).argmax(-1, True).transpose(dim, -1)
+    return at if keepdim else at.squeeze(dim)
 
 
 def _refuse_floats(accelerator: str, value: torch.Tensor) -> NoReturn:

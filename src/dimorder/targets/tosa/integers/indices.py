@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from dimorder.physical.integer_functions import rounded_levels
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import indices
 from dimorder.targets.tosa.calls import changed
@@ -22,8 +24,11 @@ aten = torch.ops.aten
 
 def _index_put(w: IntegerWriter, a: Arguments) -> Any:
     """Write integers among integers of the same type."""
-    x, of = as_integers(w, numbers(w, a.self))
-    values, _ = as_integers(w, numbers(w, a.values))
+    values, of = as_integers(w, numbers(w, a.values))
+    if isinstance(a.self, Tensor):
+        x = w.constant(rounded_levels(a.self.double(), of).to(of.dtype))
+    else:
+        x, _ = as_integers(w, numbers(w, a.self))
     put = indices.ROWS[aten.index_put.default].build
     return Lookup.dequantize(put(w, changed(a, self=whole(x), values=whole(values))), of)
 

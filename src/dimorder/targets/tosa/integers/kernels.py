@@ -89,17 +89,26 @@ def gathered(positions: str) -> WideKernel:
     return WideKernel(unmet, keeps=True, positions=(positions,))
 
 
-def scattered(*values: Any) -> WideKernel:
-    """Return the kernel of a value with elements of another one, or its own, at `indices`."""
+def scattered(x: Any, values: Any) -> WideKernel:
+    """Return the kernel of `x` with elements of `values` at `indices`; `x` may be a fitting constant."""
 
     def unmet(operands: Operands) -> str | None:
-        if len({each.exact_type for each in operands.values()}) > 1:
+        types = {each.exact_type for each in operands.values()}
+        if len(types) > 1:
             return "two values of which the integers have different scales"
-        return (
-            unmet_integers(operands) if all(map(operands.__contains__, values)) else "elements of a constant"
+        reason = unmet_integers(operands)
+        if reason is not None or values not in operands:
+            return reason or "elements of a constant"
+        if x in operands:
+            return None
+        (of,) = types
+        assert of is not None
+        fits = isinstance(x, torch.Tensor) and all(
+            level_of(number, of) is not None for number in x.unique().tolist()
         )
+        return None if fits else "elements written into a constant of which no integers stand for the numbers"
 
-    return WideKernel(unmet, keeps=True, positions=("indices",))
+    return WideKernel(unmet, keeps=True, positions=("indices",), constants=("self",))
 
 
 def weighted(weight: Any) -> WideKernel | str:
