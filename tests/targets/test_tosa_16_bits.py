@@ -3,8 +3,11 @@ model. It is as near to the exact numbers as factors of 15 bits and interpolated
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -22,7 +25,7 @@ RESULTS = ((1.71e-4, 0), (0.49e-4, 0), (3.1e-3, 0))
 REFUSED = {
     **dict.fromkeys(("floor", "ceil"), "a function of 16 bits that tables have wrong by up to"),
     **dict.fromkeys(
-        (name for name in BETWEEN if name.startswith(("softmax", "layer norm", "bilinear"))),
+        (name for name in BETWEEN if name.startswith(("softmax", "layer norm"))),
         "torch.int16, where this is computed of int8 alone",
     ),
 }
@@ -141,3 +144,22 @@ def test_functions_that_choose_without_a_step(name: str) -> None:
     quantized = dimorder.quantize(Net(lambda m, x: compute(x)), examples, "int16x8", target="tosa")
     (found,) = quantized.compare(lower(quantized, (examples[0],)))
     assert found.snr_db is not None and found.snr_db > 55
+
+
+@pytest.mark.parametrize("target", ["tosa", "ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize(
+    "how",
+    [{"scale_factor": 2}, {"size": (9, 13), "align_corners": True}, {"size": (3, 4)}, {"size": (5, 14)}],
+    ids=["doubled", "with corners aligned", "smaller", "of columns"],
+)
+def test_a_bilinear_resize_of_16_bits(how: dict[str, Any], target: str) -> None:
+    """On an Ethos-U55 the columns are rounded before the rows are resized."""
+    if target != "tosa":
+        pytest.importorskip("ethosu")
+    torch.manual_seed(3)
+    net = Net(lambda m, x: F.interpolate(x, **how, mode="bilinear"))
+    examples = [torch.randn(1, 3, 5, 7) for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, "int16x8", target=target)
+    (found,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target=target))
+    assert found.snr_db is not None and found.snr_db > 60
+    assert found.quanta <= 2

@@ -22,7 +22,7 @@ from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import resize, spatial
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.dtypes import DTYPES
-from dimorder.targets.tosa.integers.kernels import BYTES, SELECTION
+from dimorder.targets.tosa.integers.kernels import INTEGERS, SELECTION
 from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup
 from dimorder.targets.tosa.integers.sums import quantize
@@ -109,16 +109,18 @@ def in_phases(w: W, x: TosaValue, of: IntegerType, taps: Sequence[Taps], shape: 
     """Return the numbers of (N, H, W, C) resized to `shape`; `taps` are of height and width.
 
     Columns come first, when there are fewer rows. Between the two dimensions are sums in int16, which holds
-    them exactly.
+    those of int8 exactly. Those of int16 are means there, which are rounded.
     """
     moving = [(dim, each) for dim, each in ((2, taps[1]), (1, taps[0])) if each.computes]
     for dim, each in moving:
         x = _with_edges(w, x, dim, each)
     zero_point, sums = of.zero_point, [x]
+    is_rounded = of.dtype == torch.int16 and len(moving) == 2 and taps[1].total > 1
+    between = 1 / taps[1].total if is_rounded else 1.0
     join: Join = _alone
     for step, (dim, each) in enumerate(moving):
         if step and taps[1].total > 1:
-            x, zero_point = join([rescale(w, phase, [1.0], "INT16") for phase in sums]), 0
+            x, zero_point = join([rescale(w, phase, [between], "INT16") for phase in sums]), 0
         elif step:  # elements as they are
             x = join([rescale(w, phase, [1.0], x.dtype, to_zero_point=zero_point) for phase in sums])
         sums, join = _phases(w, x, dim, each, zero_point)
@@ -132,9 +134,10 @@ def in_phases(w: W, x: TosaValue, of: IntegerType, taps: Sequence[Taps], shape: 
         ]
         return tile(w, join(rounded), shape)
 
-    total = taps[0].total * taps[1].total
+    total = taps[0].total * (1 if is_rounded else taps[1].total)
     scale = in_float32(of.scale) / total
     error = 2.0**-SHORT * of.reach * in_float32(of.scale) if sums[0].dtype == "INT48" else 0.0
+    error = 2 * error + in_float32(of.scale) / 2 if is_rounded else error
     scales = torch.tensor(scale, dtype=torch.float64)
     made = Accumulator(write(1.0, "INT32"), scales, of.reach * total, error=error)
 
@@ -200,14 +203,14 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
     sums = resize.bilinear(w, changed(a, x=whole(x)))
     centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
     scale = torch.tensor(in_float32(of.scale) / ones, dtype=torch.float64)
-    total = Accumulator(centred, scale, 255 * ones)
+    total = Accumulator(centred, scale, (255 if of.dtype == torch.int8 else of.reach) * ones)
 
     def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
         """Write the result with the integers' own scale and zero point, which a mean of integers keeps."""
         ratio = float(wanted.scales) * ones / in_float32(to.scale)
         if abs(ratio - 1) > 2**-20 or to.zero_point != of.zero_point:
             return None
-        return rescale(w, sums, [1 / ones], "INT8")
+        return rescale(w, sums, [1 / ones], DTYPES[to.dtype])
 
     w.shortcuts[centred.tensor] = write
     return total
@@ -227,7 +230,7 @@ def _nearest(w: W, a: Arguments) -> Lookup:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, resize.check_bilinear, kernel=BYTES),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, resize.check_bilinear, kernel=INTEGERS),
         dimorder.upsample_nearest2d_nhwc.default: Row(_nearest, check_float, kernel=SELECTION),
     }
 )
