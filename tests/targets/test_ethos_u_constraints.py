@@ -14,7 +14,7 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.plans.explanation import Place
-from dimorder.targets.ethos_u.constraints import CONSTRAINTS, refusals
+from dimorder.targets.ethos_u.constraints import CONSTRAINTS, OF_TWO, refusals
 from dimorder.targets.ethos_u.vela import compile_by_vela
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -175,7 +175,19 @@ def test_the_table_says_what_vela_says(name: str) -> None:
 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
-    assert {kind for kind, _, _ in CASES.values()} == set(CONSTRAINTS)
+    assert {kind for kind, _, _ in CASES.values()} == set(CONSTRAINTS) - set(OF_TWO)
+
+
+@pytest.mark.parametrize("kind", OF_TWO)
+def test_operands_for_which_vela_ends_the_process_are_refused(kind: str) -> None:
+    def build(w: TosaWriter) -> TosaValue:
+        operands = [w.input("x", (1, 5, 6, 1), "INT32"), w.input("y", (1, 1, 1, 4), "INT32")]
+        options = {"round": False} if kind == "ARITHMETIC_RIGHT_SHIFT" else {}
+        extra = (w.number(0, "INT8"),) if kind == "MUL" else ()
+        return w.elementwise(kind, *operands, extra=extra, **options)
+
+    assert [found for found, _ in reasons(build, "ethos-u65-256")] == [kind]
+    assert not reasons(build, "ethos-u85-256")
 
 
 def test_a_resize_with_weights_above_127_is_refused() -> None:

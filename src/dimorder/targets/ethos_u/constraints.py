@@ -16,6 +16,7 @@ import torch
 from dimorder.errors import UnsupportedError
 from dimorder.plans.explanation import Place
 from dimorder.targets.ethos_u import is_u85
+from dimorder.targets.tosa.integers.forms import are_crossed
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 from dimorder.targets.tosa.resize import is_doubling
 
@@ -77,6 +78,15 @@ def _depth(call: TosaCall) -> str | None:
     return f"a convolution with {taps} taps in depth, where these have 1" if taps > 1 else None
 
 
+def _crossed(call: TosaCall) -> str | None:
+    """Refuse operands for which Vela ends the process; graphs for U55 and U65 tile one of them."""
+    if not are_crossed(*call.shapes[:2]):
+        return None
+    return f"operands of {call.shapes[0]} and {call.shapes[1]}, for which Vela 5.1.0 ends the process"
+
+
+OF_TWO = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT")
+
 # For Ethos-U55 and U65, by operator. Vela takes other operators as they are, or splits them into ones that
 # these have.
 CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
@@ -86,6 +96,7 @@ CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
         "TRANSPOSE_CONV2D": _upsampling,
         "RESIZE": _resize,
         "ARGMAX": _argmax,
+        **dict.fromkeys(OF_TWO, _crossed),
         **dict.fromkeys(("GATHER", "EQUAL", "GREATER", "GREATER_EQUAL", "SELECT"), _unknown),
     }
 )

@@ -5,6 +5,7 @@ Only an NPU's compiler knows what each of them costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 
@@ -31,8 +32,11 @@ class Forms:
     depthwise. Padding then becomes a part of the image, and weights of other channels are 0. Ethos-U55 has no
     other.
 
+    `repeats_both`: both operands of an operator may be repeated, each along other dimensions; else one is
+    tiled where Vela ends the process, see `are_crossed`.
+
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
-    [4, 5]
+    [5, 6]
     """
 
     multiplies_constants: bool = True
@@ -42,6 +46,7 @@ class Forms:
     fills_lanes: bool = False
     resizes: bool = True
     long_strides: bool = True
+    repeats_both: bool = True
 
     def flipped(self, name: str) -> Forms:
         """Return the same form with one flag flipped."""
@@ -49,3 +54,15 @@ class Forms:
 
 
 FORMS = tuple(field.name for field in fields(Forms))
+
+
+def are_crossed(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether both operands are repeated, and the second one along the first dimension that differs.
+
+    Vela 5.1.0 ends the process (SIGSEGV) for most such operands on an Ethos-U55 or U65.
+
+    >>> are_crossed((1, 5, 6, 1), (1, 1, 1, 4)), are_crossed((1, 1, 1, 4), (1, 5, 6, 1))
+    (True, False)
+    """
+    repeated = [(size == 1, to == 1) for size, to in zip(shape, other, strict=True) if size != to]
+    return repeated[:1] == [(False, True)] and (True, False) in repeated

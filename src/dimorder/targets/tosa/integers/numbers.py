@@ -23,8 +23,9 @@ from dimorder.physical.annotations import How
 from dimorder.physical.integer_functions import dequantized_numbers, exact_type
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.channel_pieces import Channels, IntegerGraph, cut_convolutions
-from dimorder.targets.tosa.integers.forms import Forms
+from dimorder.targets.tosa.integers.forms import Forms, are_crossed
 from dimorder.targets.tosa.integers.permutation import permute_channels
+from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -171,6 +172,14 @@ class IntegerWriter(TosaWriter):
         if isinstance(value, Accumulator) and value.scales.numel() > 1:
             return _reshaped(self, value, shape)
         return value.with_integers(super().reshape(value.integers, shape))
+
+    def _broadcast(self, kind: str, values: Sequence[TosaValue], shape: tuple[int, ...]) -> list[TosaValue]:
+        taken = list(super()._broadcast(kind, values, shape))
+        if not self.forms.repeats_both and len(taken) == 2 and are_crossed(taken[0].shape, taken[1].shape):
+            out = np.broadcast_shapes(taken[0].shape, taken[1].shape)
+            place = 0 if math.prod(taken[0].shape) < math.prod(taken[1].shape) else 1
+            taken[place] = tile(self, taken[place], out)
+        return taken
 
     def dense(self, operand: Any) -> Any:
         if isinstance(operand, View) and operand.is_dense and not isinstance(operand.value, TosaValue):
