@@ -106,7 +106,7 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
 
 
 def _topk_in_steps(x: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Take the largest value that is left, k times. Of equal values the first one is taken first."""
+    """Take the largest value that is left, k times. The first of equal values is taken first."""
     y, size = x.transpose(dim, -1), x.shape[dim]
     places, is_float = torch.arange(size), x.is_floating_point()
     least = (torch.where(torch.isnan(y), 0.0, y) if is_float else y).amin(-1, True)
