@@ -7,11 +7,13 @@ all of them. A size is not 1, and is equal to what it must be equal to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental import _config, symbolic_shapes
+from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
@@ -28,16 +30,32 @@ def undecided_by_example() -> Iterator[None]:
     torch.Size([1, 4])
     """
     known = vars(symbolic_shapes)
-    original = known["_guard_or"]
-    known["_guard_or"] = _answer
+    original = known["has_guarding_hint"]
+    known["has_guarding_hint"] = _is_fixed  # else a convolution's kernel is sought for the example
     try:
-        yield
+        with _config.patch(backed_size_oblivious=True), _CopiesMadeContiguous():
+            yield
     finally:
-        known["_guard_or"] = original
+        known["has_guarding_hint"] = original
 
 
-def _answer(question: bool | torch.SymBool, default: bool) -> bool:
-    if isinstance(question, bool):
-        return question
-    known = symbolic_shapes._static_eval_sym_bool(question)
-    return default if known is None else known
+def _is_fixed(size: Any) -> bool:
+    return not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+class _CopiesMadeContiguous(TorchFunctionMode):
+    """Copy a tensor of dynamic sizes that is made contiguous, though it may be so already at some sizes.
+
+    torch's call from Python asks for all sizes.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is torch.Tensor.contiguous and not all(map(_is_fixed, args[0].shape)):
+            return torch.clone(args[0], memory_format=_order(*args[1:], **(kwargs or {})))
+        return function(*args, **(kwargs or {}))
+
+
+def _order(memory_format: torch.memory_format = torch.contiguous_format) -> torch.memory_format:
+    return memory_format
