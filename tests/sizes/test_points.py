@@ -45,6 +45,27 @@ def test_a_deep_size_that_differs_at_an_end_of_its_range_differs_between_points(
         assert len({(point[name] - 1) // 32 for point in points}) == 2
 
 
+class Patches(nn.Module):
+    """Reduces pictures of 32 to 97 rows by 16: the last ones have one row of most, and of few two or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.Sequential(nn.Conv2d(3, 5, 4, 4), nn.Conv2d(5, 6, 2, 2), nn.Conv2d(6, 7, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.convs(x)
+        return y
+
+
+def test_no_size_at_a_point_is_1_if_the_range_has_enough_others() -> None:
+    dims = ({2: Dim("H", min=32, max=97), 3: Dim("W", min=33, max=98)},)
+    program = export_symbolic(Patches(), (torch.randn(2, 3, 90, 92),), None, dims)
+    assert program is not None
+    for point in program.specialization_points():
+        assert min(point.values()) // 32 > 1, point
+
+
 class SamePadded(nn.Module):
     """Pads as TensorFlow does, by an amount that is computed with a division of floats that is rounded up."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from dimorder.capture.claims import MOST_SIZES
 from dimorder.contract import Symbol
@@ -39,11 +42,24 @@ def ends(symbol: Symbol) -> tuple[int, int]:
     return symbol.minimum, symbol.maximum
 
 
-def candidate_sizes(symbols: Sequence[Symbol], least: int) -> list[list[int]]:
+def candidate_sizes(
+    symbols: Sequence[Symbol],
+    least: int,
+    is_wanted: Callable[[Symbol, int], bool] = lambda symbol, size: True,
+) -> list[list[int]]:
     """Return the sizes of each symbol that are tried, at least so many if the range has them.
 
     Many symbols are tried at different sizes, as far as their ranges allow it.
+
+    Args:
+        symbols: the dynamic sizes.
+        least: how many sizes of each are needed.
+        is_wanted: says which sizes are tried, if enough are wanted. All above such a size are so too.
+
+    >>> candidate_sizes([Symbol("H", 3, 11)], 3, lambda symbol, size: size // 4 > 1)
+    [[11, 8, 9, 10]]
     """
+    symbols = [_upper_part(symbol, partial(is_wanted, symbol), least + 1) for symbol in symbols]
     count = _CANDIDATES.get(len(symbols), least)
     if len(symbols) < _MANY:
         return [_some(symbol, count) for symbol in symbols]
@@ -53,6 +69,13 @@ def candidate_sizes(symbols: Sequence[Symbol], least: int) -> list[list[int]]:
         tried[symbol.name] = sorted(sizes, key=taken.__contains__)[:count]
         taken.update(tried[symbol.name])
     return [tried[symbol.name] for symbol in symbols]
+
+
+def _upper_part(symbol: Symbol, is_wanted: Callable[[int], bool], least: int) -> Symbol:
+    """Return a range from the first size on that is wanted; the whole range if few sizes remain."""
+    known = sizes_of(symbol)
+    rest = known[bisect.bisect_left(known, True, key=is_wanted) :]
+    return replace(symbol, minimum=rest[0]) if len(rest) >= least else symbol
 
 
 def _some(symbol: Symbol, count: int) -> list[int]:

@@ -203,8 +203,8 @@ class SymbolicProgram:
         found = list[Point]()
         if wanted is not None and chance(wanted)[0] < 1000 and not self.is_affine():
             found.append(wanted)
-        candidates = candidate_sizes(self.symbols, _MAX_POINTS)
         needed = min(_MAX_POINTS, len(self.symbols) + 1)  # else one dynamic size could pass for another
+        candidates = candidate_sizes(self.symbols, _MAX_POINTS, self._is_above_one)
         short = [str(s) for s, sizes in zip(self.symbols, candidates, strict=True) if len(sizes) < needed]
         if short:
             fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
@@ -232,6 +232,12 @@ class SymbolicProgram:
             reason = f"too few sizes to distinguish {self.ranges}"
             raise UnsupportedError("the ranges of sizes", reason, "give wider ranges, or fix a size")
         return self._with_points_apart(found)
+
+    def _is_above_one(self, symbol: Symbol, size: int) -> bool:
+        """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""
+        point = {**self.corners[-1], symbol.name: size}
+        own = (each for each in self._sizes[0] if symbol in self._symbols_in(each.node.expr))
+        return all(self.size_at(each, point) > 1 for each in own)
 
     def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
         """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2.
