@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim
 
 import dimorder
+from dimorder.capture.size_refusals import refused_sizes
 from dimorder.errors import UnsupportedError, UsageError
 from tests import zoo
 from tests.sizes.symbols import BATCH, Gated, errors, refusal
@@ -187,14 +188,20 @@ def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggest
 
 
 def test_all_that_a_network_needs_of_one_size_is_named() -> None:
-    class Cut(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            column = x[:, : max(x.shape[1] - 8, 1)].flatten().view(-1, 1)
-            return column.mT @ column
+    size = "T = L['x'].size()[1] in the specified range 4 <= T <= 30"
+    start = f"  - Not all values of {size} satisfy the generated guard "
+    guards = ("max(1, (-8) + L['x'].size()[1]) <= L['x'].size()[1]", "L['x'].size()[1] != 9")
+    text = "\n".join(["Constraints violated (T)!", *(f"{start}{guard}." for guard in guards)])
+    found, fix = refused_sizes(text) or ("", "")
+    assert found == (
+        "the network needs max(1, (-8) + T) <= T and T != 9, which not all 4 <= T <= 30 satisfy (dim 1 of x)"
+    )
+    assert fix == "narrow the range, or fix the size"
 
-    sizes = ({1: Dim("T", min=4, max=30)},)
-    with pytest.raises(UnsupportedError, match=r"max\(1, \(-8\) \+ T\) <= T and .* != 1 and T != "):
-        dimorder.lower(Cut(), (torch.randn(2, 11),), dynamic_shapes=sizes)
+
+def test_sizes_of_which_torch_finds_no_words_are_named_as_the_cause() -> None:
+    found, _ = refused_sizes("Expected an equality constraint, got s53 < s0") or ("", "")
+    assert found.startswith("operators that ask something of a dynamic size")
 
 
 def test_a_suggested_range_without_an_end_is_python() -> None:

@@ -23,7 +23,7 @@ from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
-from dimorder.capture.size_refusals import unsolved_sizes
+from dimorder.capture.size_refusals import refuses_some_sizes, unsolved_sizes
 from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
@@ -82,13 +82,16 @@ def export(
     else:
         return _prepared(program)
     known, later = _by_constants(model, args, kwargs, dynamic_shapes)
+    last: Exception | None = None
     if known is None and dynamic_shapes is not None:
-        known = _with_assertions(model, args, kwargs, dynamic_shapes)
+        known, last = _with_assertions(model, args, kwargs, dynamic_shapes)
     if known is None:
         for name, part in model.named_modules():  # a traced part is read, unless it was saved and loaded
             if isinstance(part, torch.jit._script.RecursiveScriptModule):
                 raise UnsupportedError(f"part {name!r} of {type(model).__name__}", *_SCRIPTED) from first
         reason = explaining(first, later)
+        if last is not None and all(map(refuses_some_sizes, (reason, last))):
+            reason = last  # this export asks less of sizes
         raise not_exported(model, reason, dynamic_shapes) from reason
     return _prepared(known)
 
@@ -178,17 +181,23 @@ def _by_constants(
 
 def _with_assertions(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
-) -> ExportedProgram | None:
-    """Export a module with assertions for what torch could not prove of its sizes; None unless all hold."""
+) -> tuple[ExportedProgram | None, Exception | None]:
+    """Export a module with assertions for what torch could not prove of its sizes.
+
+    Return None unless all hold, and the error of the last attempt, if there was one.
+    """
+    last: Exception | None = None
     for decides in (nullcontext, undecided_by_example):
         try:
             with proven_contiguity(), decides():
                 program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
-        except Exception:  # the first attempt's error explains it better
+        except Exception as error:
+            last = error
             continue
+        last = None
         if holds_throughout(program) and not is_narrowed(program):
-            return program
-    return None
+            return program, None
+    return None, last
 
 
 def is_narrowed(program: ExportedProgram) -> bool:

@@ -50,6 +50,11 @@ def unsolved_sizes() -> Iterator[None]:
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})
 
 
+def refuses_some_sizes(error: Exception) -> bool:
+    """Return whether torch.export refuses some sizes of a range by this error, and fixes none."""
+    return "Constraints violated" in str(error) and _FIXED.search(str(error)) is None
+
+
 def refused_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[str, str] | None:
     """Return what was found, and what to do, if torch's text refuses dynamic sizes; else None.
 

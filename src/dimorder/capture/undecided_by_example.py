@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._prims_common import is_contiguous_or_false
 from torch.fx.experimental import _config, symbolic_shapes
 from torch.overrides import TorchFunctionMode
 
@@ -33,7 +34,7 @@ def undecided_by_example() -> Iterator[None]:
     original = known["has_guarding_hint"]
     known["has_guarding_hint"] = _is_fixed  # else a convolution's kernel is sought for the example
     try:
-        with _config.patch(backed_size_oblivious=True), _CopiesMadeContiguous():
+        with _config.patch(backed_size_oblivious=True), _Copies():
             yield
     finally:
         known["has_guarding_hint"] = original
@@ -43,19 +44,41 @@ def _is_fixed(size: Any) -> bool:
     return not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-class _CopiesMadeContiguous(TorchFunctionMode):
-    """Copy a tensor of dynamic sizes that is made contiguous, though it may be so already at some sizes.
+class _Copies(TorchFunctionMode):
+    """Copy a tensor of dynamic sizes that is made contiguous or reshaped, unless it always is contiguous.
 
-    torch's call from Python asks for all sizes.
+    torch's own calls ask whether they must copy it, with one answer for all sizes.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function is torch.Tensor.contiguous and not all(map(_is_fixed, args[0].shape)):
-            return torch.clone(args[0], memory_format=_order(*args[1:], **(kwargs or {})))
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if function is torch.Tensor.contiguous and _is_dynamic(args[0]):
+            return torch.clone(args[0], memory_format=_order(*args[1:], **kwargs))
+        if function in _RESHAPES:
+            args = tuple(_contiguous(each) if _is_dynamic(each) else each for each in args)
+        return function(*args, **kwargs)
+
+
+def _is_dynamic(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not all(map(_is_fixed, value.shape))
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    if is_contiguous_or_false(tensor):
+        return tensor
+    return torch.clone(tensor, memory_format=torch.contiguous_format)
 
 
 def _order(memory_format: torch.memory_format = torch.contiguous_format) -> torch.memory_format:
     return memory_format
+
+
+# A matmul reshapes operands of more than three dimensions.
+_RESHAPES = frozenset(
+    {
+        *(torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten),
+        *(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__),
+    }
+)
