@@ -40,7 +40,7 @@ def unsolved_sizes() -> Iterator[None]:
         except AssertionError:
             return ""
 
-    DimConstraints.prettify_results = suggest  # type: ignore[method-assign,assignment]
+    DimConstraints.prettify_results = suggest  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

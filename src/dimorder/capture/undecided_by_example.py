@@ -34,7 +34,8 @@ def undecided_by_example() -> Iterator[None]:
     original = known["has_guarding_hint"]
     known["has_guarding_hint"] = _is_fixed  # else a convolution's kernel is sought for the example
     try:
-        with _config.patch(backed_size_oblivious=True), _Copies():
+        unknown = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+        with unknown, _Copies():
             yield
     finally:
         known["has_guarding_hint"] = original
