@@ -69,7 +69,7 @@ def quantize(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
     y = clamp(w, y, *level_bounds(x.low, x.high, to))
     reach = min(x.most, scale * to.reach)
     off = x.error + relative_error(x.integers.dtype, x.scales / scale) * reach
-    if off > max(scale, COARSE * scale * to.reach):
+    if off > max(scale, 2 * COARSE * scale * to.reach):  # a step of int8
         found = f"numbers that 32 bits have wrong by up to {off:.2g}, where a quantum is {scale:.2g}"
         raise UnsupportedError("an operand", found, "multiply fewer numbers before they are quantised")
     if off:
