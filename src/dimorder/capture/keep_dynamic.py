@@ -86,42 +86,35 @@ def _line(
     return line
 
 
-def _max_pool1d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
-    """Return what `max_pool1d` does, if a size of its operand is dynamic and it returns no indices."""
-    if return_indices or not any(map(_is_known, input.shape)):
-        return None
-    if not padding and dilation == 1 and _is_whole(input, kernel_size, 1):
-        return input.amax(-1, keepdim=True)
-    kernel, steps, pads, dilations = (
-        (least, *each) if isinstance(each, (tuple, list)) else (least, each)
-        for least, each in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
-    )
-    rows = torch.max_pool2d(input.unsqueeze(-2), kernel, steps, pads, dilations, ceil_mode)
-    pooled: Tensor = rows.squeeze(-2)
-    return pooled
+def _max_pool(rank: int) -> Callable[..., Tensor | None]:
+    """Return what writes a max-pool over so many dimensions that returns no indices.
 
+    Its window is its whole operand, or it goes over a length. A size of the operand is dynamic.
+    """
 
-def _max_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
-    """Return what `max_pool2d` does, if its window is its whole operand and it returns no indices."""
-    if return_indices or padding or dilation != 1 or not _is_whole(input, kernel_size, 2):
-        return None
-    return input.amax((-2, -1), keepdim=True)
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Tensor | None:
+        if return_indices:
+            return None
+        if not padding and dilation == 1 and _is_whole(input, kernel_size, rank):
+            return input.amax(tuple(range(-rank, 0)), keepdim=True)
+        if rank > 1 or not any(map(_is_known, input.shape)):
+            return None
+        kernel, steps, pads, dilations = (
+            (least, *each) if isinstance(each, (tuple, list)) else (least, each)
+            for least, each in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
+        )
+        rows = torch.max_pool2d(input.unsqueeze(-2), kernel, steps, pads, dilations, ceil_mode)
+        return rows.squeeze(-2)
+
+    return pool
 
 
 def _mean_pool(rank: int) -> Callable[..., Tensor | None]:
@@ -280,10 +273,10 @@ _DIVIDED_BY: Mapping[Any, Callable[..., tuple[Tensor, int, int]]] = MappingProxy
 _WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.linspace: _line,
-        torch.max_pool1d: _max_pool1d,
-        F.max_pool1d: _max_pool1d,
-        torch.max_pool2d: _max_pool2d,
-        F.max_pool2d: _max_pool2d,
+        torch.max_pool1d: _max_pool(1),
+        F.max_pool1d: _max_pool(1),
+        torch.max_pool2d: _max_pool(2),
+        F.max_pool2d: _max_pool(2),
         F.avg_pool1d: _mean_pool(1),
         F.avg_pool2d: _mean_pool(2),
         F.avg_pool3d: _mean_pool(3),

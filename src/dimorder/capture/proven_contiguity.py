@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -29,13 +30,8 @@ def proven_contiguity() -> Iterator[None]:
     >>> program.module()(torch.ones(8, 1)).shape
     torch.Size([8, 8])
     """
-    known = vars(torch._prims_common)
-    originals = {name: known[name] for name in _CHECKS}
-    known.update(_CHECKS)
-    try:
+    with patch.multiple(torch._prims_common, **_CHECKS):
         yield
-    finally:
-        known.update(originals)
 
 
 def _is_contiguous(sizes: Sequence[Any], strides: Sequence[Any], false_if_dde: bool = False) -> bool:
@@ -61,7 +57,7 @@ def _is_dense(sizes: Sequence[Any], strides: Sequence[Any], dims: Iterable[int])
     return True
 
 
-_CHECKS: Mapping[str, Callable[..., bool]] = MappingProxyType(
+_CHECKS: Mapping[str, Any] = MappingProxyType(
     {
         "check_contiguous_sizes_strides": _is_contiguous,
         "is_channels_last_contiguous_2d": _is_channels_last(1, 3, 2, 0),

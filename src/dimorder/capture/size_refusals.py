@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.fx.experimental.symbolic_shapes import DimConstraints
@@ -40,11 +41,8 @@ def unsolved_sizes() -> Iterator[None]:
         except AssertionError:
             return ""
 
-    DimConstraints.prettify_results = suggest  # type: ignore[assignment, method-assign]
-    try:
+    with patch.object(DimConstraints, "prettify_results", suggest):
         yield
-    finally:
-        DimConstraints.prettify_results = original  # type: ignore[method-assign]
 
 
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._prims_common import is_contiguous_or_false
@@ -30,15 +31,10 @@ def undecided_by_example() -> Iterator[None]:
     >>> program.module()(torch.ones(2, 4)).shape
     torch.Size([1, 4])
     """
-    known = vars(symbolic_shapes)
-    original = known["has_guarding_hint"]
-    known["has_guarding_hint"] = _is_fixed  # else a convolution's kernel is sought for the example
-    try:
-        unknown = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-        with unknown, _Copies():
-            yield
-    finally:
-        known["has_guarding_hint"] = original
+    unknown = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    # A convolution's kernel would else be sought for the example.
+    with patch.object(symbolic_shapes, "has_guarding_hint", _is_fixed), unknown, _Copies():
+        yield
 
 
 def _is_fixed(size: Any) -> bool:

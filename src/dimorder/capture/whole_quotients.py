@@ -7,8 +7,9 @@ floats inside floats, one for each stride, and takes minutes. Floor divisions of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from torch import SymFloat, SymInt
 
@@ -30,14 +31,10 @@ def whole_quotients() -> Iterator[None]:
     >>> "truediv" in str(program.graph), program.module()(torch.ones(5)).shape
     (False, torch.Size([3]))
     """
-    originals = {(owner, name): getattr(owner, name) for owner, name in _METHODS}
-    for (owner, name), write in _METHODS.items():
-        setattr(owner, name, write(originals[owner, name]))
-    try:
+    with ExitStack() as methods:
+        for (owner, name), write in _METHODS.items():
+            methods.enter_context(patch.object(owner, name, write(getattr(owner, name))))
         yield
-    finally:
-        for (owner, name), method in originals.items():
-            setattr(owner, name, method)
 
 
 def _divide(original: Callable[..., Any]) -> Callable[..., Any]:

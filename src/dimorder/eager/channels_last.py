@@ -19,7 +19,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import order_with_gaps, read
 from dimorder.eager.conversion import convert, require_shape, require_strides
 from dimorder.eager.lifting import lift, set_class, unlift
-from dimorder.errors import UsageError
+from dimorder.errors import UsageError, require_type
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -115,8 +115,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     >>> is_channels_last(x), is_channels_last(x[:, :3]), is_channels_last(torch.zeros(2, 1, 5, 7))
     (True, False, True)
     """
-    if not isinstance(tensor, Tensor):
-        raise UsageError("is_channels_last", f"a {type(tensor).__name__}", "pass a tensor")
+    require_type(tensor, Tensor, "is_channels_last", "pass a tensor")
     if tensor.dim() not in RANKS or tensor.layout != torch.strided or tensor.is_nested:
         return False
     order = read(tuple(tensor.shape), tensor.stride())

@@ -113,8 +113,7 @@ def require_shape(shape: Sequence[int], where: str) -> None:
 
 def require_strides(tensor: Tensor, where: str) -> None:
     """Raise `UsageError` for a tensor that has no strides, or for no tensor: `where` says what it is."""
-    if not isinstance(tensor, Tensor):
-        raise UsageError(where, f"a {type(tensor).__name__}", "pass a tensor, as torch.as_tensor(x)")
+    require_type(tensor, Tensor, where, "pass a tensor, as torch.as_tensor(x)")
     if tensor.is_nested:
         raise UsageError(where, "a nested tensor, whose parts have sizes of their own", "convert each part")
     if tensor.layout != torch.strided:

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract, TensorSpec
-from dimorder.errors import UsageError
+from dimorder.errors import require_type
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import consistent_tables, forward_plan, read_contract, read_tables
 from dimorder.runtime.kernels import LEGEND, KernelTable, KernelVerdict, executorch_version, kernel_calls
@@ -171,8 +171,7 @@ def check_program(program: ExportedProgram) -> Check:
 
     from dimorder.executorch.rules import faults
 
-    if not isinstance(program, ExportedProgram):
-        raise UsageError("check", f"a {type(program).__name__}", "give an exported program or a .pte file")
+    require_type(program, ExportedProgram, "check", "give an exported program or a .pte file")
     decomposed = program.run_decompositions({}).run_decompositions(_default_decomposition_table())
     rows = []
     for fault in faults(decomposed):

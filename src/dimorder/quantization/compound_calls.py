@@ -38,6 +38,7 @@ def write_compound_calls(model: GraphModule) -> None:
         function = _FUNCTIONS.get(node.target)
         if function is not None and _computes_floats(node):
             _write(model, node, function)
+    model.graph.eliminate_dead_code()
 
 
 def write_embedding_bags(model: GraphModule) -> None:
@@ -59,8 +60,8 @@ def write_embedding_bags(model: GraphModule) -> None:
             given = bound(target, node.args, node.kwargs)
             length = _length_of_bags(given["offsets"], *tensor_of(given["indices"]).shape)
             others = given["per_sample_weights"], given.get("padding_idx"), given["include_last_offset"]
-            read = {reader.args[1] for reader in node.users if is_getitem(reader)}
-            if not length or any(each not in (None, False) for each in others) or read - {0} - _unread(node):
+            read = {reader.args[1] for reader in node.users if is_getitem(reader) and reader.users}
+            if not length or any(each not in (None, False) for each in others) or read - {0}:
                 continue
             bags = computed_before(node, aten.reshape.default, given["indices"], [-1, length])
             x = computed_before(node, aten.embedding.default, given["weight"], bags)
@@ -70,11 +71,6 @@ def write_embedding_bags(model: GraphModule) -> None:
                 if reader.args[1] == 0:
                     replace_node(reader, y)
     model.graph.eliminate_dead_code()
-
-
-def _unread(node: Node) -> set[Any]:
-    """Return which results of a call nothing reads."""
-    return {reader.args[1] for reader in node.users if is_getitem(reader) and not reader.users}
 
 
 def _length_of_bags(offsets: Node, count: Any) -> int:
@@ -128,7 +124,6 @@ def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None
     for reader in filter(is_getitem, list(node.users)):
         replace_node(reader, values[written[reader.args[1]]])  # type: ignore[index]
     node.graph.erase_node(node)
-    model.graph.eliminate_dead_code()
 
 
 # -- functions of the arguments, by their names ------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
 from dimorder.clock import Progress, StepPart
-from dimorder.errors import UnsupportedError, UsageError, installed
+from dimorder.errors import UnsupportedError, UsageError, installed, require_type
 from dimorder.graph.nodes import where
 from dimorder.lowered import Lowered
 from dimorder.modules import one_at_a_time, take_own_tensors, unchanged, unwritten
@@ -174,9 +174,8 @@ def quantize(
 
 
 def _require_normalization(value: object) -> None:
-    if not isinstance(value, (Normalization, type(None))):
-        fix = "give dimorder.Normalization(mean=(0.5,), std=(0.5,))"
-        raise UsageError("normalization", f"a {type(value).__name__}", fix)
+    fix = "give dimorder.Normalization(mean=(0.5,), std=(0.5,))"
+    require_type(value, (Normalization, type(None)), "normalization", fix)
 
 
 def _first_call(calibration: Calibration | None, model: Any) -> tuple[tuple[Any, Any], Calibration | None]:

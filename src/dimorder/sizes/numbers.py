@@ -52,7 +52,8 @@ def _of_a_call(node: Node) -> Iterator[Any]:
         if all(isinstance(size, torch.SymInt) and size.node.has_hint() for size in pair):
             smaller, larger = sorted(pair, key=lambda size: size.node.hint)
             factor = round(larger.node.hint / max(smaller.node.hint, 1))
-            yield larger - factor * smaller if factor > 1 else None
+            if factor > 1:
+                yield larger - factor * smaller
     if node.target in RESIZES:
         yield from (size - 1 for shape in shapes for size in shape)
     elif node.target in (aten.slice.Tensor, aten.select.int):
