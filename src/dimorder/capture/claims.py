@@ -1,16 +1,16 @@
-"""Check a claim on sizes at every size in their ranges, where torch proves nothing of it."""
+"""Check claims on sizes, and find their largest values, at every size in the ranges."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 MOST_SIZES = 50_000  # the most sizes, or combinations of sizes, for which assertions are checked
 
@@ -22,13 +22,36 @@ def holds(
 
     The result is also false if a size has no upper bound, or if there are more than `most` sizes to check.
     """
-    symbols = sorted(claim.free_symbols, key=str)
+    values = _values(claim, ranges, most)
+    return values is not None and all(values)
+
+
+def largest(
+    size: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]], most: int = MOST_SIZES
+) -> int | None:
+    """Return the largest value of a size that is computed from others, or None if there are too many values.
+
+    >>> height = sympy.Symbol("H", integer=True)
+    >>> largest(height + (-height) % 32, {height: ValueRanges(33, 97)})
+    128
+    """
+    ends = {symbol: known.upper for symbol, known in ranges.items()}
+    bound = bound_sympy(size, dict(ranges)).upper
+    if bound.is_Integer and bound == size.xreplace(ends):
+        return int(bound)
+    values = _values(size, ranges, most)
+    return None if values is None else int(max(values))
+
+
+def _values(
+    expression: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]], most: int
+) -> Iterator[Any] | None:
+    """Yield the values of an expression for all sizes, or return None if there are more than `most`."""
+    symbols = sorted(expression.free_symbols, key=str)
     if any(symbol not in ranges or not ranges[symbol].upper.is_Integer for symbol in symbols):
-        return False
+        return None
     sizes = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
     if math.prod(map(len, sizes)) > most:
-        return False
-    return all(
-        sympy_interp(PythonReferenceAnalysis, dict(zip(symbols, point, strict=True)), claim)
-        for point in itertools.product(*sizes)
-    )
+        return None
+    points = (dict(zip(symbols, point, strict=True)) for point in itertools.product(*sizes))
+    return (sympy_interp(PythonReferenceAnalysis, point, expression) for point in points)

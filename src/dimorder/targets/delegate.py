@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import program_of_values, state_of
 from dimorder.graph.nodes import VALUE, set_value
+from dimorder.targets.largest_shapes import LargestShapes
 from dimorder.targets.program_io import is_channels_last
 
 aten: Any = torch.ops.aten
@@ -139,7 +140,11 @@ def write_pte(program: ExportedProgram, texts: Mapping[str, str], *, keep_delega
     passes: list[Any] = [InitializedMutableBufferPass(state)] if state else []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mutation on a buffer")  # the pass warns about just that
-        config = ExecutorchBackendConfig(passes=passes, extract_delegate_segments=not keep_delegates)
+        config = ExecutorchBackendConfig(
+            passes=passes,
+            extract_delegate_segments=not keep_delegates,
+            sym_shape_eval_pass=LargestShapes(program.range_constraints),
+        )
         data = bytes(manager.to_executorch(config).buffer)
     _drop_cached_delegates(program)
     return data
