@@ -12,6 +12,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.sizes.affine import is_affine
+from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.export_symbolic import export_symbolic
 from tests.marks import require_runtime
 from tests.sizes.symbols import errors
@@ -112,14 +113,14 @@ def test_a_variance_over_a_dynamic_size() -> None:
 def test_a_division_leaves_different_remainders_at_the_points() -> None:
     symbolic = export_symbolic(Halves(), (torch.randn(3, 4, 13),), None, ({0: BATCH, 2: LENGTH},))
     assert symbolic is not None
-    assert {point["L"] % 2 for point in symbolic.specialization_points()} == {0, 1}
+    assert {point["L"] % 2 for point in specialization_points(symbolic)} == {0, 1}
 
 
 def test_the_product_of_two_small_sizes_is_in_line_with_neither() -> None:
     dims = {0: Dim("N", min=1, max=4), 1: Dim("L", min=1, max=6)}
     symbolic = export_symbolic(nn.ReLU(), (torch.randn(2, 5, 8),), None, (dims,))
     assert symbolic is not None
-    points = symbolic.specialization_points()
+    points = specialization_points(symbolic)
     products = [point["N"] * point["L"] for point in points]
     assert not any(is_affine(products, [point[name] for point in points]) for name in "NL")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import dimorder
+from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.export_symbolic import export_symbolic
 from tests.marks import require_runtime
 from tests.sizes.symbols import errors
@@ -40,7 +41,7 @@ DIMS = ({0: Dim("N", min=1, max=4), 2: Dim("H", min=33, max=90), 3: Dim("W", min
 def test_a_deep_size_that_differs_at_an_end_of_its_range_differs_between_points() -> None:
     program = export_symbolic(Deep(), (torch.randn(2, 3, 61, 52),), None, DIMS)
     assert program is not None
-    points = program.specialization_points()
+    points = specialization_points(program)
     for name in ("H", "W"):
         assert len({(point[name] - 1) // 32 for point in points}) == 2
 
@@ -62,7 +63,7 @@ def test_no_size_at_a_point_is_1_if_the_range_has_enough_others() -> None:
     dims = ({2: Dim("H", min=32, max=97), 3: Dim("W", min=33, max=98)},)
     program = export_symbolic(Patches(), (torch.randn(2, 3, 90, 92),), None, dims)
     assert program is not None
-    for point in program.specialization_points():
+    for point in specialization_points(program):
         assert min(point.values()) // 32 > 1, point
 
 

@@ -9,6 +9,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import UnsupportedError
+from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.export_symbolic import export_symbolic
 from dimorder.sizes.symbolic_program import SymbolicProgram
 from tests.sizes.symbols import Gated, errors
@@ -123,17 +124,17 @@ def exported_rows(ranges: list[tuple[int, int]]) -> SymbolicProgram:
 @pytest.mark.parametrize("count", [5, 7])
 def test_many_dynamic_sizes_of_one_range_are_distinguished(count: int) -> None:
     """There are 4¹⁵ threes of points with four sizes of each, and none distinguishes five dynamic sizes."""
-    points = exported_rows([(2, 64)] * count).specialization_points()
+    points = specialization_points(exported_rows([(2, 64)] * count))
     assert all(len(set(point.values())) == count for point in points)
     assert all(len({point[name] for point in points}) == len(points) == 3 for name in points[0])
 
 
 def test_a_range_of_two_sizes_among_many_is_refused_without_a_search() -> None:
     with pytest.raises(UnsupportedError, match="found: too few sizes in R6 = 2 … 3\n"):
-        exported_rows([*[(4, 60)] * 6, (2, 3)]).specialization_points()
+        specialization_points(exported_rows([*[(4, 60)] * 6, (2, 3)]))
 
 
 def test_a_search_for_points_ends() -> None:
     """Six dynamic sizes share five sizes: each range is long enough, but all ranges together are not."""
     with pytest.raises(UnsupportedError, match="found: too few sizes to distinguish R0 = 2 … 6, R1 ="):
-        exported_rows([(2, 6)] * 6).specialization_points()
+        specialization_points(exported_rows([(2, 6)] * 6))

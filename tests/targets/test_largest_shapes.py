@@ -47,9 +47,7 @@ def test_a_view_is_not_planned_as_larger_than_its_memory() -> None:
 @pytest.mark.parametrize("most", [97, 65])
 def test_a_padded_size_is_planned_as_large_as_it_gets(most: int) -> None:
     lengths = {1: Dim("T", min=33, max=most)}
-    lowered = dimorder.lower(
-        PaddedSort(), (torch.randn(3, 40),), target="xnnpack", dynamic_shapes=(lengths,)
-    )
+    lowered = dimorder.lower(PaddedSort(), (torch.randn(3, 40),), target="xnnpack", dynamic_shapes=(lengths,))
     plan = deserialize_pte_binary(lowered.artifact.data).program.execution_plan[0]
     shapes = [each.val.sizes for each in plan.values if type(each.val).__name__ == "Tensor"]
     assert max(shape[1] for shape in shapes if len(shape) == 2) == most + -most % 32

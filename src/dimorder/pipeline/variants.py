@@ -31,6 +31,7 @@ from dimorder.ops.quantization import is_quantized
 from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs, require_costs_of_sizes
 from dimorder.plans.make_contract import make_contract
+from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.constants_by_size import capture_specializations
 from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.size_notes import record_dynamic_dims, record_max_shapes, record_uneven_cuts
@@ -72,7 +73,7 @@ def specialize(source: Source, request: Request) -> list[Point]:
         raise UnsupportedError(
             f"target {target.name}", found, "lower one graph for each size: dimorder.lower_sizes"
         )
-    return sizes.specialization_points(None if request.cost_at is None else sizes.point(request.cost_at))
+    return specialization_points(sizes, None if request.cost_at is None else sizes.point(request.cost_at))
 
 
 def capture_points(

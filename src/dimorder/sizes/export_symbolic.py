@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def export_symbolic(
             fix = 'give torch.export.Dim("N", min=1, max=16), or no dynamic size'
             raise UsageError("dynamic_shapes", "Dim.AUTO or such, which torch took for a fixed size", fix)
         return None
-    if is_narrowed(exported) and isinstance(model, torch.nn.Module):
+    if isinstance(model, torch.nn.Module) and (is_narrowed(exported) or _has_unit_sizes(exported)):
         exported = _exported_larger(model, args, kwargs or {}, dynamic_shapes) or exported
     if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
         exported = exported.run_decompositions({})
@@ -80,6 +80,15 @@ def export_symbolic(
     symbols, roots = _symbols(exported, leaves, names)
     _restore_ranges(exported, symbols, roots)
     return SymbolicProgram(exported, leaves, symbols, roots)
+
+
+def _has_unit_sizes(exported: ExportedProgram) -> bool:
+    """Return whether a dynamic size of a value is 1 in the example. torch may take it for a fixed one."""
+    values = (pytree.tree_leaves(node.meta.get("val")) for node in exported.graph.nodes)
+    tensors = (value for each in values for value in each if isinstance(value, torch.Tensor))
+    shapes: Iterator[Any] = (tensor.shape for tensor in tensors)
+    sizes = (size for shape in shapes for size in shape if isinstance(size, torch.SymInt))
+    return any(size.node.has_hint() and size.node.hint == 1 for size in sizes)
 
 
 def _exported_larger(

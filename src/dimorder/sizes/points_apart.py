@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+_Point = Mapping[str, int]
 
 _MOST_FIRST = 64  # first points of three that are tried
 _MOST_PAIRS = 1000  # pairs that are tried beside each of them: six dynamic sizes have 10¹⁰ threes of points
 
 
-def are_apart(points: Sequence[Mapping[str, int]]) -> bool:
+def are_apart(points: Sequence[_Point]) -> bool:
     """Return whether points distinguish the dynamic sizes: no size occurs twice, and no two are in line."""
     columns = [[point[name] for point in points] for name in points[0]]
     if any(len(set(column)) < len(column) for column in columns):
         return False
     if any(len(set(point.values())) < len(point) for point in points):
         return False
-    return len(points) < 3 or not any(itertools.starmap(_are_in_line, itertools.combinations(columns, 2)))
+    return len(points) < 3 or not any(itertools.starmap(are_in_line, itertools.combinations(columns, 2)))
 
 
-def find_three_apart(points: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]] | None:
-    """Return the first three points that distinguish the dynamic sizes, or None if few tries find none.
+def find_three(
+    points: Sequence[_Point], are_good: Callable[[Sequence[_Point]], bool], first: Sequence[_Point] = ()
+) -> list[_Point] | None:
+    """Return the first three points that are good together, or None if few tries find none.
+
+    Args:
+        points: what is tried, in sequence.
+        are_good: says whether one, two or three points are good together.
+        first: the first point, if it is known.
 
     >>> points = [{"H": h, "W": w} for h in (2, 3, 4) for w in (2, 3, 4)]
-    >>> find_three_apart(points)
+    >>> find_three(points, are_apart)
     [{'H': 2, 'W': 3}, {'H': 3, 'W': 4}, {'H': 4, 'W': 2}]
     """
-    general = [point for point in points if are_apart([point])]
-    for i, first in enumerate(general[:_MOST_FIRST], 1):
-        others = [point for point in general[i:] if are_apart([first, point])]
+    for head in first or [point for point in points if are_good([point])][:_MOST_FIRST]:
+        others = [point for point in points if are_good([head, point])]
         for pair in itertools.islice(itertools.combinations(others, 2), _MOST_PAIRS):
-            if are_apart([first, *pair]):
-                return [first, *pair]
+            if are_good([head, *pair]):
+                return [head, *pair]
     return None
 
 
-def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
+def products_are_apart(points: Sequence[_Point]) -> bool:
     """Return whether no product of two dynamic sizes is in line with one of the sizes."""
     columns = [[point[name] for point in points] for name in points[0]]
     products = ([a * b for a, b in zip(*pair, strict=True)] for pair in itertools.combinations(columns, 2))
     pairs = itertools.product(products, columns)
-    return len(points) < 3 or not any(itertools.starmap(_are_in_line, pairs))
+    return len(points) < 3 or not any(itertools.starmap(are_in_line, pairs))
 
 
 def first_that_differ(rows: Sequence[Sequence[int]], count: int) -> list[int]:
@@ -74,6 +82,11 @@ def _first(flags: Sequence[bool]) -> list[int]:
     return [flags.index(True)] if True in flags else []
 
 
-def _are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Return whether one of two sizes, known at three points, is an affine function of the other."""
-    return (a[1] - a[0]) * (b[2] - b[0]) == (a[2] - a[0]) * (b[1] - b[0])
+def are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Return whether one of two sizes, known at some points, is an affine function of the other.
+
+    >>> are_in_line([3, 4, 5, 5], [4, 5, 6, 6]), are_in_line([3, 4, 5, 5], [4, 5, 6, 7])
+    (True, False)
+    """
+    steps = [(x - a[0], y - b[0]) for x, y in zip(a, b, strict=True)]
+    return all(x * w == z * y for (x, y), (z, w) in itertools.combinations(steps, 2))

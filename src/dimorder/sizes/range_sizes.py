@@ -59,7 +59,8 @@ def candidate_sizes(
     >>> candidate_sizes([Symbol("H", 3, 11)], 3, lambda symbol, size: size // 4 > 1)
     [[11, 8, 9, 10]]
     """
-    symbols = [_upper_part(symbol, partial(is_wanted, symbol), least + 1) for symbol in symbols]
+    enough = max(least, len(symbols))  # at a point, all differ
+    symbols = [_upper_part(symbol, partial(is_wanted, symbol), enough) for symbol in symbols]
     count = _CANDIDATES.get(len(symbols), least)
     if len(symbols) < _MANY:
         return [_some(symbol, count) for symbol in symbols]

@@ -20,6 +20,7 @@ from dimorder.contract import Symbol
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
 from dimorder.graph.exported import keep_names, replace_parts
 from dimorder.graph.nodes import set_value, tensors_in
+from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
@@ -45,7 +46,7 @@ def specialize(program: ExportedProgram, symbols: Sequence[Symbol]) -> Specializ
     `symbols` are the program's dynamic sizes in its contract.
     """
     symbolic = _symbolic(program, symbols)
-    points = symbolic.specialization_points()
+    points = specialization_points(symbolic)
     fixed, calls = _fix_sizes(program, _SizesAtPoints(symbolic, points))
     return Specialization(fixed, calls, symbolic.table(points))
 
@@ -55,7 +56,7 @@ def specialize_each(
 ) -> tuple[list[ExportedProgram], SizeTable]:
     """Return a program with dynamic sizes at each of a few points, and its sizes there; see `specialize`."""
     symbolic = _symbolic(program, symbols)
-    points = symbolic.specialization_points()
+    points = specialization_points(symbolic)
     programs = [_fix_sizes(program, _SizesAtPoints(symbolic, [point]))[0] for point in points]
     return programs, symbolic.table(points)
 

@@ -6,9 +6,7 @@ on programs of fixed sizes that are made from it, at a few *points*: a size for 
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +18,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.claims import MOST_SIZES
@@ -28,19 +25,11 @@ from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
 from dimorder.sizes.numbers import numbers_of
-from dimorder.sizes.points_apart import are_apart, find_three_apart, first_that_differ, products_are_apart
-from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, middle_of, points_of, sizes_of
+from dimorder.sizes.range_sizes import ends, middle_of, points_of, sizes_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
 
 Point = Mapping[str, int]  # a size for each dynamic size, by its name
-
-_MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
-_MOST_POINTS = 6  # with those that distinguish remainders
-_NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
-_FAR = (*range(3, 33), *(2**power for power in range(6, 32)))  # the same, where points nearby are all alike
-_MANY = 5  # beside so many dynamic sizes, points are sought in fewer steps
-_DIVISIONS = (FloorDiv, Mod, PythonMod)
 
 
 @dataclass(frozen=True)
@@ -70,6 +59,18 @@ class SymbolicProgram:
             UnsupportedError: for the first operator that does not.
         """
         require_accepted(self.at(point), format_point(point))
+
+    def accepts(self, points: Iterable[Point]) -> bool:
+        """Return whether the network accepts sizes that may be outside of the ranges.
+
+        A program without examples is dimorder's own, which does.
+        """
+        try:
+            for point in points if self.examples else ():
+                self.require(point)
+        except UnsupportedError:
+            return False
+        return True
 
     def inputs_at(self, point: Point) -> tuple[Any, ...]:
         """Return the leaves of a call with these sizes."""
@@ -116,43 +117,10 @@ class SymbolicProgram:
         """Return the geometric middle of each range: not an end, if there is a size between."""
         return {symbol.name: middle_of(symbol) for symbol in self.symbols}
 
-    @property
-    def verification_points(self) -> list[Point]:
-        """Return the points at which a program is run before it is returned.
-
-        They are the corners and the middle. The smallest sizes are followed by those of the first
-        specialization, which a file may name: a runtime must then take more memory. A dynamic size that is
-        odd at all of these is also tried at an even size. If a number that the network computes from sizes is
-        the same at all points and specializations, a point where it differs is added.
-        """
-        (smallest, *corners), planned = self.corners, self.specialization_points()
-        named = [point for point in planned[:1] if point not in self.corners]
-        points = [smallest, *named, *corners, self.middle]
-        even = {
-            symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
-            for symbol in self.symbols
-            if all(point[symbol.name] // symbol.step % 2 for point in points)
-            and len(sizes_of(symbol)) > 1
-            and (size := self.middle[symbol.name])
-        }
-        points += [{**self.middle, **even}] if even else []
-        for number in self._numbers:
-            if len({self.size_at(number, point) for point in (*points, *planned)}) == 1:
-                points += itertools.islice(self._where_else(number, points[0]), 1)
-        return points
-
     @cached_property
-    def _numbers(self) -> list[Any]:
+    def numbers(self) -> list[Any]:
         """Return the numbers that the network computes from sizes for its tensors, each once."""
         return numbers_of(self.exported, self.limits)
-
-    def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
-        """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
-        own, known = self._symbols_in(number.node.expr), self.size_at(number, point)
-        for sizes in itertools.islice(points_of(own, map(sizes_of, own)), MOST_SIZES):
-            other = {**self.middle, **sizes}
-            if self.size_at(number, other) != known:
-                yield other
 
     def point(self, sizes: Point) -> Point:
         """Return a point with these sizes, and with the middle of each range that has none.
@@ -178,136 +146,10 @@ class SymbolicProgram:
         )
         return Contract(inputs, outputs, self.symbols)
 
-    def specialization_points(self, wanted: Point | None = None) -> list[Point]:
-        """Return the points at which the program is planned.
-
-        A size is its step times its root. If possible, roots are odd primes, so that 2, say, divides a size
-        only if it divides all sizes in the range. If possible, no size there is 1, and no two sizes are equal
-        by chance. Each size that varies differs between all of the points.
-
-        Args:
-            wanted: the first point, if results there do not follow from others and no size there is 1.
-
-        Raises:
-            UnsupportedError: if a range has too few sizes.
-        """
-        varying, constant = self._sizes
-
-        def chance(point: Point) -> tuple[int, int]:
-            values = [self.size_at(size, point) for size in varying]
-            alike = len(values) - len(set(values)) + sum(value in constant for value in values)
-            roots = [point[symbol.name] // symbol.step for symbol in self.symbols]
-            odd = 10 * sum(not is_odd_prime(root) for root in roots)
-            return 1000 * sum(value < 2 for value in values) + odd + alike, math.prod(point.values())
-
-        found = list[Point]()
-        if wanted is not None and chance(wanted)[0] < 1000 and not self.is_affine():
-            found.append(wanted)
-        needed = min(_MAX_POINTS, len(self.symbols) + 1)  # else one dynamic size could pass for another
-        candidates = candidate_sizes(self.symbols, _MAX_POINTS, self._is_above_one)
-        short = [str(s) for s, sizes in zip(self.symbols, candidates, strict=True) if len(sizes) < needed]
-        if short:
-            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
-            raise UnsupportedError("the ranges of sizes", f"too few sizes in {', '.join(short)}", fix)
-        points = sorted(points_of(self.symbols, candidates), key=chance)
-        telling = [size for size in varying if len({self.size_at(size, p) for p in points}) >= _MAX_POINTS]
-
-        def repeats(point: Point, others: Sequence[Point]) -> bool:
-            return any(self.size_at(size, point) == self.size_at(size, p) for size in telling for p in others)
-
-        best = (p for p in points if not repeats(p, found) and products_are_apart([*found, p]))
-        for point in itertools.chain(best, points):
-            if len(found) < _MAX_POINTS and are_apart([*found, point]):
-                found.append(point)
-        if len(found) < _MAX_POINTS:  # few sizes: the first points may leave none for the last
-            found = find_three_apart([*found, *points]) or found
-        if len(found) > 1 and self._count_varying(found) < len(self._remainders):
-            *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
-            ways = [self._among(self._around(point, _NEAR[:3])) for point in (last, *found)]
-            near = (p for p in itertools.chain(*ways) if chance(p)[0] < 1000)
-            apart = (p for p in near if are_apart([*found, p]) and products_are_apart([*found, p]))
-            others = sorted((p for p in apart if not repeats(p, found)), key=chance)
-            found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
-        if len(found) < needed:
-            reason = f"too few sizes to distinguish {self.ranges}"
-            raise UnsupportedError("the ranges of sizes", reason, "give wider ranges, or fix a size")
-        return self._with_points_apart(found)
-
-    def _is_above_one(self, symbol: Symbol, size: int) -> bool:
-        """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""
-        point = {**self.corners[-1], symbol.name: size}
-        own = (each for each in self._sizes[0] if symbol in self._symbols_in(each.node.expr))
-        return all(self.size_at(each, point) > 1 for each in own)
-
-    def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
-        """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2.
-
-        Such points are near. A quotient such as (H - 1) // 32 may differ at an end of its range alone.
-        """
-        found, steps = list(points), _NEAR if len(self.symbols) < _MANY else _NEAR[:3]
-        around = zip(self.symbols, self._around(points[-1], steps), strict=True)
-        sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in around]
-        near = [point for point in self._among(sizes) if self._is_general(point)]
-        wanted = sum(bool(n.free_symbols) for n in {size.node.expr for size in self._sizes_and_numbers})
-        while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
-            best = max(near, key=lambda point: self._count_apart([*found, point]))
-            if self._count_apart([*found, best]) == self._count_apart(found):
-                break
-            found.append(best)
-        return found
-
-    def _around(self, point: Point, steps: Sequence[int]) -> list[list[int]]:
-        """Return the sizes that are some steps away from those of a point."""
-        return [[point[s.name] + s.step * step for step in steps] for s in self.symbols]
-
-    def _among(self, sizes: Sequence[Sequence[int]]) -> list[Point]:
-        """Return the points of these sizes that are in the ranges, and the corners."""
-        return [p for p in (*points_of(self.symbols, sizes), *self.corners) if self._contains(p)]
-
-    def _farther(self, symbol: Symbol, points: Sequence[Point]) -> list[int]:
-        """Return sizes at which numbers differ that are alike at all points, such as H // 32 near one H."""
-        own = [size for size in self._sizes_and_numbers if symbol in self._symbols_in(size.node.expr)]
-        known, last = sizes_of(symbol), points[-1]
-        steps = (sign * symbol.step * step for step in _FAR for sign in (1, -1))
-        sizes = (*(last[symbol.name] + step for step in steps), known[-1], known[0])
-        others = [{**last, symbol.name: size} for size in sizes if size in known]
-        above_one = [p for p in others if all(self.size_at(size, p) > 1 for size in self._sizes[0])]
-        rows = [[self.size_at(size, point) for size in own] for point in (*points, *above_one)]
-        found = [above_one[place][symbol.name] for place in first_that_differ(rows, len(points))]
-        return [size for each in found for size in (each, each - symbol.step)]
-
-    def _is_general(self, point: Point) -> bool:
-        """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
-        return min(self.size_at(s, point) for s in self._sizes[0]) > 1 and are_apart([point])
-
-    def _count_apart(self, points: Sequence[Point]) -> int:
-        """Return how many of the sizes and numbers differ between the points, and from one another."""
-        values = {tuple(self.size_at(s, point) for point in points) for s in self._sizes_and_numbers}
-        return sum(len(set(each)) > 1 for each in values)
-
-    @property
-    def _sizes_and_numbers(self) -> list[Any]:
-        """Return what the program computes from its dynamic sizes, after these sizes themselves."""
-        return [*self._sizes[0], *self._numbers]
-
-    @cached_property
-    def _remainders(self) -> list[Any]:
-        """Return the remainder of each division in the program's sizes and numbers."""
-        expressions = [size.node.expr for size in self._sizes_and_numbers]
-        divisions = {each.args for expression in expressions for each in expression.atoms(*_DIVISIONS)}
-        return [PythonMod(dividend, divisor) for dividend, divisor in sorted(divisions, key=str)]
-
-    def _contains(self, point: Point) -> bool:
-        return all(point[symbol.name] in sizes_of(symbol) for symbol in self.symbols)
-
-    def _count_varying(self, points: Sequence[Point]) -> int:
-        """Return how many remainders differ between the points."""
-        return sum(len({self._value(each, p) for p in points}) > 1 for each in self._remainders)
-
     def table(self, points: Sequence[Point]) -> SizeTable:
         """Return the program's sizes and numbers by their values at these points, the inputs' sizes first."""
         known = dict[tuple[int, ...], Any]()
-        for size in self._sizes_and_numbers:
+        for size in (*self.sizes, *self.numbers):
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
         mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"
@@ -320,14 +162,14 @@ class SymbolicProgram:
 
     def varying(self, point: Point) -> frozenset[int]:
         """Return the values at a point of all sizes that are dynamic or computed from dynamic ones."""
-        return frozenset(self.size_at(size, point) for size in self._sizes[0])
+        return frozenset(self.size_at(size, point) for size in self.sizes)
 
     def is_affine(self) -> bool:
         """Return whether each size is an affine function of one dynamic size over its range."""
-        return all(self._is_affine(size) for size in self._sizes[0])
+        return all(self._is_affine(size) for size in self.sizes)
 
     def _is_affine(self, size: Any) -> bool:
-        symbols = self._symbols_in(size.node.expr)
+        symbols = self.symbols_in(size)
         if len(symbols) != 1 or len(size.node.expr.free_symbols) != 1:
             return False
         known, name = sizes_of(symbols[0]), symbols[0].name
@@ -335,6 +177,10 @@ class SymbolicProgram:
             (root,) = size.node.expr.free_symbols
             return bool(size.node.expr.is_polynomial(root) and sympy.degree(size.node.expr, root) == 1)
         return is_affine([self.size_at(size, {**self.middle, name: each}) for each in known], known)
+
+    def symbols_in(self, size: Any) -> list[Symbol]:
+        """Return the dynamic sizes from which a size of the program is computed."""
+        return self._symbols_in(size.node.expr)
 
     def _symbols_in(self, expression: Any) -> list[Symbol]:
         return [symbol for symbol in self.symbols if self.roots[symbol.name] in expression.free_symbols]
@@ -345,25 +191,30 @@ class SymbolicProgram:
         return {}
 
     @cached_property
-    def _sizes(self) -> tuple[list[Any], set[int]]:
-        """Return the distinct sizes of the program's values: those that vary, and the constant ones."""
-        varying: dict[str, Any] = {}
-        constant: set[int] = set()
-        for node in self.exported.graph.nodes:
-            for value in pytree.tree_leaves(node.meta.get("val")):
-                if isinstance(value, torch.Tensor):
-                    constant.update(size for size in value.shape if isinstance(size, int))
-                    varying.update({str(size): size for size in value.shape if not isinstance(size, int)})
-        return list(varying.values()), constant
+    def sizes(self) -> list[Any]:
+        """Return the distinct sizes of values that are dynamic or computed from dynamic ones."""
+        return list({str(size): size for size in self._all_sizes if not isinstance(size, int)}.values())
+
+    @cached_property
+    def constant_sizes(self) -> set[int]:
+        """Return the other sizes of the program's values."""
+        return {size for size in self._all_sizes if isinstance(size, int)}
+
+    @property
+    def _all_sizes(self) -> Iterator[Any]:
+        values = (pytree.tree_leaves(node.meta.get("val")) for node in self.exported.graph.nodes)
+        tensors = (value for each in values for value in each if isinstance(value, torch.Tensor))
+        return (size for tensor in tensors for size in tensor.shape)
 
     def _shape(self, shape: Sequence[Any], point: Point) -> tuple[int, ...]:
         return tuple(self.size_at(size, point) for size in shape)
 
     def size_at(self, size: Any, point: Point) -> int:
         """Return a size of the program, or a number that it computes from sizes, at a point."""
-        return size if isinstance(size, int) else self._value(size.node.expr, point)
+        return size if isinstance(size, int) else self.value(size.node.expr, point)
 
-    def _value(self, expression: Any, point: Point) -> int:
+    def value(self, expression: Any, point: Point) -> int:
+        """Return the value of an expression of torch's symbols at a point."""
         if expression not in self._known_sizes:
             self._known_sizes[expression] = self._symbols_in(expression), {}
         symbols, known = self._known_sizes[expression]

@@ -1,0 +1,251 @@
+"""Choose the points at which a network with dynamic sizes is planned, and those at which it is verified."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+
+from dimorder.capture.claims import MOST_SIZES
+from dimorder.contract import Symbol
+from dimorder.errors import UnsupportedError
+from dimorder.sizes.points_apart import (
+    are_apart,
+    are_in_line,
+    find_three,
+    first_that_differ,
+    products_are_apart,
+)
+from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, points_of, sizes_of
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram
+
+_MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
+_MOST_POINTS = 6  # with those that distinguish remainders
+_NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
+_FAR = (*range(3, 33), *(2**power for power in range(6, 32)))  # the same, where points nearby are all alike
+_MANY = 5  # beside so many dynamic sizes, points are sought in fewer steps
+_DIVISIONS = (FloorDiv, Mod, PythonMod)
+
+
+def specialization_points(program: SymbolicProgram, wanted: Point | None = None) -> list[Point]:
+    """Return the points at which a program is planned.
+
+    A size is its step times its root. If possible, roots are odd primes, so that 2, say, divides a size only
+    if it divides all sizes in the range. If possible, no size there is 1, and no two sizes are equal by
+    chance. Each size that varies differs between all of the points. Beyond the first point, some may be
+    larger than the ranges: the deepest map of small images is 1 or 2 in these, and a constant 2 else.
+
+    Args:
+        program: the program with its ranges.
+        wanted: the first point, if results there do not follow from others and no size there is 1.
+
+    Raises:
+        UnsupportedError: if a range has too few sizes.
+    """
+    chooser = _Chooser(program)
+    usable = wanted is not None and not chooser.count_ones(wanted) and not program.is_affine()
+    points = chooser.choose([wanted] if wanted is not None and usable else [])
+    if chooser.are_enough(points):
+        return points
+    wider = _Chooser(replace(program, symbols=tuple(map(_wider, program.symbols))))
+    larger = wider.choose(points[:1])
+    return larger if wider.are_enough(larger) and program.accepts(larger) else points
+
+
+def verification_points(program: SymbolicProgram) -> list[Point]:
+    """Return the points at which a program is run before it is returned.
+
+    They are the corners and the middle. The smallest sizes are followed by those of the first specialization,
+    which a file may name: a runtime must then take more memory. A dynamic size that is odd at all of these is
+    also tried at an even size. If a number that the network computes from sizes is the same at all points and
+    specializations, a point where it differs is added.
+    """
+    (smallest, *corners), planned = program.corners, specialization_points(program)
+    named = [point for point in planned[:1] if point not in program.corners]
+    points = [smallest, *named, *corners, program.middle]
+    even = {
+        symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
+        for symbol in program.symbols
+        if all(point[symbol.name] // symbol.step % 2 for point in points)
+        and len(sizes_of(symbol)) > 1
+        and (size := program.middle[symbol.name])
+    }
+    points += [{**program.middle, **even}] if even else []
+    for number in program.numbers:
+        if len({program.size_at(number, point) for point in (*points, *planned)}) == 1:
+            points += itertools.islice(_where_else(program, number, points[0]), 1)
+    return points
+
+
+def _where_else(program: SymbolicProgram, number: Any, point: Point) -> Iterator[Point]:
+    """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
+    own, known = program.symbols_in(number), program.size_at(number, point)
+    for sizes in itertools.islice(points_of(own, map(sizes_of, own)), MOST_SIZES):
+        other = {**program.middle, **sizes}
+        if program.size_at(number, other) != known:
+            yield other
+
+
+def _wider(symbol: Symbol) -> Symbol:
+    """Return a dynamic size with a range that ends at twice the maximum."""
+    return replace(symbol, maximum=2 * ends(symbol)[1])
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    """Chooses the points of one program."""
+
+    program: SymbolicProgram
+
+    def choose(self, first: Sequence[Point]) -> list[Point]:
+        """Return points, with the given ones first."""
+        found, program = list(first), self.program
+        varying, constant = program.sizes, program.constant_sizes
+
+        def chance(point: Point) -> tuple[int, int]:
+            values = [program.size_at(size, point) for size in varying]
+            alike = len(values) - len(set(values)) + sum(value in constant for value in values)
+            roots = [point[symbol.name] // symbol.step for symbol in program.symbols]
+            odd = 10 * sum(not is_odd_prime(root) for root in roots)
+            return 1000 * self.count_ones(point) + odd + alike, math.prod(point.values())
+
+        needed = min(_MAX_POINTS, len(program.symbols) + 1)  # else one dynamic size could pass for another
+        candidates = candidate_sizes(program.symbols, _MAX_POINTS, self._is_above_one)
+        short = [str(s) for s, sizes in zip(program.symbols, candidates, strict=True) if len(sizes) < needed]
+        if short:
+            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
+            raise UnsupportedError("the ranges of sizes", f"too few sizes in {', '.join(short)}", fix)
+        points = sorted(points_of(program.symbols, candidates), key=chance)
+        telling = [size for size in varying if len({program.size_at(size, p) for p in points}) >= _MAX_POINTS]
+
+        def repeats(point: Point, others: Sequence[Point]) -> bool:
+            size_at = program.size_at
+            return any(size_at(size, point) == size_at(size, p) for size in telling for p in others)
+
+        def are_good(those: Sequence[Point]) -> bool:
+            *others, last = those
+            return are_apart(those) and not repeats(last, others) and products_are_apart(those)
+
+        def are_best(those: Sequence[Point]) -> bool:
+            return are_good(those) and self._are_independent(telling, those)
+
+        found = find_three(points, are_best, found) or found
+        for point in itertools.chain((p for p in points if are_good([*found, p])), points):
+            if len(found) < _MAX_POINTS and are_apart([*found, point]):
+                found.append(point)
+        if len(found) < _MAX_POINTS:  # few sizes: the first points may leave none for the last
+            found = find_three([*found, *points], are_apart) or found
+        if len(found) > 1 and self._count_varying(found) < len(self._remainders):
+            *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
+            ways = [self._among(self._around(point, _NEAR[:3])) for point in (last, *found)]
+            near = (p for p in itertools.chain(*ways) if not self.count_ones(p))
+            others = sorted((p for p in near if are_good([*found, p])), key=chance)
+            found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
+        if len(found) < needed:
+            reason = f"too few sizes to distinguish {program.ranges}"
+            raise UnsupportedError("the ranges of sizes", reason, "give wider ranges, or fix a size")
+        return self._with_points_apart(found)
+
+    def are_enough(self, points: Sequence[Point]) -> bool:
+        """Return whether no size passes for a constant or for a function of another at the points.
+
+        A size that is the same at all ends of the ranges may be a constant.
+        """
+        size_at, ends = self.program.size_at, self.program.corners
+        varying = [size for size in self._above_one if len({size_at(size, end) for end in ends}) > 1]
+        is_dynamic = all(len({size_at(size, point) for point in points}) > 1 for size in varying)
+        return is_dynamic and self._are_independent(varying, points)
+
+    def _are_independent(self, sizes: Sequence[Any], points: Sequence[Point]) -> bool:
+        """Return whether no size is in line with one that is computed from other dynamic sizes."""
+        if len(points) < _MAX_POINTS:
+            return True
+        columns = [[self.program.size_at(size, point) for point in points] for size in sizes]
+        known = [(self.program.symbols_in(size), column) for size, column in zip(sizes, columns, strict=True)]
+        pairs = itertools.combinations(known, 2)
+        return not any(own != other and are_in_line(a, b) for (own, a), (other, b) in pairs)
+
+    def _is_above_one(self, symbol: Symbol, size: int) -> bool:
+        """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""
+        point = {**self.program.corners[-1], symbol.name: size}
+        own = (each for each in self._above_one if symbol in self.program.symbols_in(each))
+        return all(self.program.size_at(each, point) > 1 for each in own)
+
+    def count_ones(self, point: Point) -> int:
+        """Return how many sizes are 1 or less at a point, of those that are more at other points."""
+        return sum(self.program.size_at(size, point) < 2 for size in self._above_one)
+
+    @cached_property
+    def _above_one(self) -> list[Any]:
+        """Return the sizes that are above 1 at an end of the ranges. Others are 1 throughout."""
+        size_at, corners = self.program.size_at, self.program.corners
+        return [size for size in self.program.sizes if any(size_at(size, end) > 1 for end in corners)]
+
+    def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
+        """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2.
+
+        Such points are near. A quotient such as (H - 1) // 32 may differ at an end of its range alone.
+        """
+        symbols = self.program.symbols
+        found, steps = list(points), _NEAR if len(symbols) < _MANY else _NEAR[:3]
+        around = zip(symbols, self._around(points[-1], steps), strict=True)
+        sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in around]
+        near = [point for point in self._among(sizes) if self._is_general(point)]
+        wanted = sum(bool(n.free_symbols) for n in {each.node.expr for each in self._sizes_and_numbers})
+        while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
+            best = max(near, key=lambda point: self._count_apart([*found, point]))
+            if self._count_apart([*found, best]) == self._count_apart(found):
+                break
+            found.append(best)
+        return found
+
+    def _around(self, point: Point, steps: Sequence[int]) -> list[list[int]]:
+        """Return the sizes that are some steps away from those of a point."""
+        return [[point[s.name] + s.step * step for step in steps] for s in self.program.symbols]
+
+    def _among(self, sizes: Sequence[Sequence[int]]) -> list[Point]:
+        """Return the points of these sizes that are in the ranges, and the corners."""
+        symbols = self.program.symbols
+        points = (*points_of(symbols, sizes), *self.program.corners)
+        return [p for p in points if all(p[symbol.name] in sizes_of(symbol) for symbol in symbols)]
+
+    def _farther(self, symbol: Symbol, points: Sequence[Point]) -> list[int]:
+        """Return sizes at which numbers differ that are alike at all points, such as H // 32 near one H."""
+        own = [size for size in self._sizes_and_numbers if symbol in self.program.symbols_in(size)]
+        known, last = sizes_of(symbol), points[-1]
+        steps = (sign * symbol.step * step for step in _FAR for sign in (1, -1))
+        sizes = (*(last[symbol.name] + step for step in steps), known[-1], known[0])
+        others = [{**last, symbol.name: size} for size in sizes if size in known]
+        above_one = [point for point in others if not self.count_ones(point)]
+        rows = [[self.program.size_at(size, point) for size in own] for point in (*points, *above_one)]
+        found = [above_one[place][symbol.name] for place in first_that_differ(rows, len(points))]
+        return [size for each in found for size in (each, each - symbol.step)]
+
+    def _is_general(self, point: Point) -> bool:
+        """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
+        return not self.count_ones(point) and are_apart([point])
+
+    def _count_apart(self, points: Sequence[Point]) -> int:
+        """Return how many of the sizes and numbers differ between the points, and from one another."""
+        values = {tuple(self.program.size_at(s, point) for point in points) for s in self._sizes_and_numbers}
+        return sum(len(set(each)) > 1 for each in values)
+
+    @property
+    def _sizes_and_numbers(self) -> list[Any]:
+        return [*self.program.sizes, *self.program.numbers]
+
+    @cached_property
+    def _remainders(self) -> list[Any]:
+        """Return the remainder of each division in the program's sizes and numbers."""
+        expressions = [size.node.expr for size in self._sizes_and_numbers]
+        divisions = {each.args for expression in expressions for each in expression.atoms(*_DIVISIONS)}
+        return [PythonMod(dividend, divisor) for dividend, divisor in sorted(divisions, key=str)]
+
+    def _count_varying(self, points: Sequence[Point]) -> int:
+        """Return how many remainders differ between the points."""
+        return sum(len({self.program.value(each, p) for p in points}) > 1 for each in self._remainders)
