@@ -60,6 +60,11 @@ def test_an_operator_between_values_of_16_bits(name: str) -> None:
     assert f"  found: {REFUSED[name]}" in str(raised.value).splitlines()[1]
 
 
+def test_a_sum_over_rows_less_one_of_them() -> None:
+    """The sum is a convolution with ones, in 48 bits, which no RESHAPE takes."""
+    lower(Between(lambda x: x.sum(1) - x[:, 0], (3.1e-4, 0)), (X,))
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_of_16_bits(name: str) -> None:
     if name == "of what is padded":

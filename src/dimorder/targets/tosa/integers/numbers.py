@@ -258,11 +258,11 @@ def with_one_scale(w: IntegerWriter, x: Accumulator) -> Accumulator:
 
 
 def shorten(w: IntegerWriter, x: Accumulator, bits: int) -> Accumulator:
-    """Round to INT32 of so many bits, besides the sign."""
+    """Round to INT32 of so many bits, besides the sign. TOSA has no RESHAPE of INT48, so that comes after."""
     less = max(x.limit.bit_length() - bits, 0)
     if not less and x.integers.dtype == "INT32":
         return x
-    integers = rescale(w, x.integers, [2.0**-less], "INT32")
+    integers = w.reshape(rescale(w, w.as_written(x.integers), [2.0**-less], "INT32"), x.shape)
     return replace(x, integers=integers, scales=x.scales * 2.0**less, limit=(x.limit >> less) + 1)
 
 
