@@ -107,6 +107,28 @@ def test_a_network_of_16_bits(net: nn.Module, sizes: tuple[int, ...]) -> None:
     assert found.snr_db is not None and found.snr_db > 40
 
 
+@pytest.mark.parametrize("how", ["ol", "lo"])
+def test_a_constant_matrix_of_16_bits(how: str) -> None:
+    """A quantizer may observe a matrix as it does values; TOSA's convolutions have weights of 8 bits."""
+    weight = torch.linspace(-2, 3, 28).reshape(4, 7)
+
+    def compute(x: Tensor) -> Tensor:
+        matrix = quantised.quantised(weight, 1.1e-4, 0, quantised.INT16)
+        return F.linear(x, matrix) if how == "lo" else torch.einsum("blc,oc->bol", x, matrix)
+
+    lower(Between(compute, (3.1e-4, 0)), (torch.randn(2, 5, 7),))
+
+
+def test_a_convolution_whose_weight_has_16_bits_is_refused() -> None:
+    weight = torch.linspace(-2, 3, 36).reshape(4, 3, 3, 1)
+
+    def compute(x: Tensor) -> Tensor:
+        return F.conv2d(x, quantised.quantised(weight, 1.1e-4, 0, quantised.INT16))
+
+    with pytest.raises(dimorder.DimorderError, match="a weight of 16 bits, where TOSA's convolutions have 8"):
+        dimorder.lower(Between(compute, (3.1e-4, 0)), (torch.randn(2, 3, 5, 7),), target="tosa")
+
+
 @pytest.mark.parametrize("shift", [0, 2])
 def test_moves_of_an_input_of_16_bits(shift: int) -> None:
     """The output's integers stand for what the input's do: RESCALE has no zero point for 16 bits."""

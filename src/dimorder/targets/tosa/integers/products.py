@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +38,8 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
         given = {name: weight, "bias": bias, "x": whole(x), "zero_points": (of.zero_point, zero_point)}
         call = changed(a, **given)
         limit = limit_of(weight.int() - zero_point, bias, of)
+        if weight.dtype == torch.int16:
+            return _of_16_bits(w, x, of, weight.flatten(1), scales, limit)
         is_depthwise = write is spatial.convolution and len(a.stride) == 2 and a.groups == x.shape[-1]
         if x.dtype != "INT16" or a.groups == 1 or is_depthwise:
             return Accumulator(write(w, call), scales, limit)
@@ -51,6 +54,15 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
         return Accumulator(joined, scales * 2.0**less, (limit >> less) + 1)
 
     return build
+
+
+def _convolution_kernel(a: Arguments, weight: Any) -> FoundKernel:
+    """Require a weight of 8 bits, which TOSA's convolutions have, or one that is a matrix of a MATMUL."""
+    if unfit_weight(weight) is None and weight.integers.values.dtype == torch.int16:
+        plain = a.bias is None and a.groups == 1 and {*a.stride} == {1} and not any(a.padding)
+        if not plain or math.prod(weight.shape[1:-1]) != 1:
+            return "a weight of 16 bits, where TOSA's convolutions have 8"
+    return weighted(weight)
 
 
 def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
@@ -83,15 +95,24 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
     if columns is not None:
         x, of = as_integers(w, w.dense(left))
         weight, scales, zero_point = _weight(columns.t())
+        scales, limit = scales * in_float32(of.scale), limit_of(weight.int() - zero_point, None, of)
+        if weight.dtype == torch.int16:
+            return _of_16_bits(w, x, of, weight, scales, limit)
         sums = reductions.linear(w, x, weight, None, (of.zero_point, zero_point))
-        scales = scales * in_float32(of.scale)
-        return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
+        return Accumulator(sums, scales, limit)
     if rows is not None:
         return _weight_first(w, rows, *as_integers(w, w.dense(right)))
     (x, x_of), (y, y_of) = _matrices(w, left), _matrices(w, right)
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
     limit = x.shape[-1] * x_of.reach * y_of.reach
     return _multiplied(w, x, y, (x_of.zero_point, y_of.zero_point), scale, limit)
+
+
+def _of_16_bits(
+    w: W, x: TosaValue, of: IntegerType, weight: Tensor, scales: Tensor, limit: int
+) -> Accumulator:
+    """Return x (…, I) times weight (O, I) of 16 bits, by a MATMUL: a CONV2D has weights of 8."""
+    return _multiplied(w, x, w.constant(weight.t()), (of.zero_point, 0), scales, limit)
 
 
 def _multiplied(
@@ -155,17 +176,17 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         dimorder.conv2d_nhwc.default: Row(
             _product(spatial.convolution, "weight_ohwi"),
             spatial.check_convolution,
-            kernel=lambda a: weighted(a.weight_ohwi),
+            kernel=lambda a: _convolution_kernel(a, a.weight_ohwi),
         ),
         dimorder.conv3d_ndhwc.default: Row(
             _product(spatial.convolution, "weight_odhwi"),
             spatial.check_convolution,
-            kernel=lambda a: weighted(a.weight_odhwi),
+            kernel=lambda a: _convolution_kernel(a, a.weight_odhwi),
         ),
         dimorder.conv_transpose2d_nhwc.default: Row(
             _product(spatial.conv_transpose2d, "weight_ohwi"),
             spatial.check_transposed,
-            kernel=lambda a: weighted(a.weight_ohwi),
+            kernel=lambda a: _convolution_kernel(a, a.weight_ohwi),
         ),
         aten.matmul.default: Row(_matmul, reductions.check_matmul, kernel=_matmul_kernel),
     }
