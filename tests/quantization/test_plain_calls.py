@@ -47,6 +47,19 @@ def test_a_product_with_a_parameter_has_int8_weights(name: str, target: str) -> 
     assert fidelity.snr_db is not None and fidelity.snr_db > 30
 
 
+@pytest.mark.parametrize("recipe", ["int8", "int8-dynamic"])
+def test_scores_by_the_transposed_table_of_embeddings_have_int8_weights(recipe: str) -> None:
+    require_runtime("xnnpack")
+    torch.manual_seed(0)
+    net = Products(lambda x, w, b: x[:, :11] @ w.t()).eval()
+    examples = [torch.randn(5, 24) for _ in range(3)]
+    quantized = dimorder.quantize(net, examples, recipe, target="xnnpack")
+    weights = [each for each in quantized.module.state_dict().values() if each.dtype == torch.int8]
+    assert [tuple(each.shape) for each in weights] == [(24, 11)]
+    (fidelity,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target="xnnpack"))
+    assert fidelity.snr_db is not None and fidelity.snr_db > 30
+
+
 class Filled(nn.Module):
     def __init__(self, reads_before: bool) -> None:
         super().__init__()

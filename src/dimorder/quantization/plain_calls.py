@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.capture.passes import drop_expands
 from dimorder.graph.nodes import args_of, bound, call_before, replace_node, tensor_of
+from dimorder.graph.prediction import computed_before
 from dimorder.quantization.constants import constant_nodes, insert_constant, root_of, shares_elements, writes
 
 aten = torch.ops.aten
@@ -133,13 +134,16 @@ def _write_linears(model: GraphModule) -> None:
         given = bound(node.target, node.args, node.kwargs)
         x, weight, bias = (given.get(name) for name in _PRODUCTS[node.target])
         assert x is not None and weight is not None
-        if weight.op != "get_attr" or weight not in constants or tensor_of(weight).dim() != 2:
+        if weight not in constants or tensor_of(weight).dim() != 2:
             continue
         if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or tensor_of(x).dim() < 2:
             continue
         if bias is not None and (bias not in constants or tensor_of(bias).dim() != 1):
             continue
-        held: torch.Tensor = attrgetter(str(weight.target))(model)
-        turned = insert_constant(model, f"{weight.name}_transposed", held.detach().t().contiguous(), node)
+        if weight.op == "get_attr":
+            held: torch.Tensor = attrgetter(str(weight.target))(model)
+            turned = insert_constant(model, f"{weight.name}_transposed", held.detach().t().contiguous(), node)
+        else:
+            turned = computed_before(node, aten.t.default, weight)
         linear = call_before(node, aten.linear.default, (x, turned, bias), value=node.meta["val"])
         replace_node(node, linear)
