@@ -222,6 +222,21 @@ def test_ethos_u55_has_an_argmax_of_rows_of_another_rank() -> None:
     assert torch.equal(lowered.run(taken.quantized(examples[1])), quantized.module(examples[1]))
 
 
+@pytest.mark.parametrize(("channels", "batch"), [(1, 1), (1, 2), (5, 2)])
+def test_ethos_u55_has_an_argmax_of_one_channel_and_of_several_images(channels: int, batch: int) -> None:
+    """Dimensions of size 1 may follow the row in memory, and Vela has ARGMAX of one image alone."""
+    torch.manual_seed(6)
+    net = OneInput(
+        lambda m, x: (m.conv(x).flatten(1) if channels == 1 else m.conv(x)).argmax(1).int(),
+        conv=nn.Conv2d(3, channels, 3),
+    )
+    examples = torch.randn(3, batch, 3, 9, 8)
+    quantized = dimorder.quantize(net.eval(), [*examples], target="ethos-u55-128")
+    lowered = dimorder.lower(quantized, (examples[0],), target="ethos-u55-128")
+    (taken,) = lowered.contract.inputs
+    assert torch.equal(lowered.run(taken.quantized(examples[1])), quantized.module(examples[1]))
+
+
 def test_a_network_of_floats_is_refused() -> None:
     with pytest.raises(UnsupportedError) as raised:
         dimorder.lower(nn.Conv2d(3, 5, 3), (inputs(),), target="ethos-u55-128")

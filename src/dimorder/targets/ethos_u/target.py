@@ -5,6 +5,7 @@ The import needs neither executorch nor Vela; emitting does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -190,7 +191,7 @@ def _computes_on_u55(call: Node, constants: Collection[Node]) -> str | None:
         return "a convolution with several taps in depth, which Ethos-U85 has"
     if reason is None and call.target is torch.ops.aten.argmax.default:
         x, dim, *_ = args_of(call)
-        if dim is not None and (dim + 1) % len(shape_of(x)):
+        if dim is not None and math.prod(shape_of(x)[dim:][1:]) != 1:
             return "an argmax along a dimension other than the last, which Ethos-U85 has"
     return reason
 

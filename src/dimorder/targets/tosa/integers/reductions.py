@@ -163,8 +163,13 @@ def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _argmax(w: W, a: Arguments) -> TosaValue:
+    """Write the place of the largest element; Ethos-U55 has it along the last dimension, of one image."""
     x, _ = as_integers(w, w.dense(a.self))
-    return reductions.arg(largest=True)(w, changed(a, self=whole(x)))
+    dim, after = a.dim, x.shape[a.dim :][1:]
+    if math.prod(after) == 1 and (after or (len(x.shape) > 3 and x.shape[0] > 1)):
+        size = x.shape[dim]
+        x, dim = w.reshape(x, (1, x.size // size, size)), 2
+    return reductions.arg(largest=True)(w, changed(a, self=whole(x), dim=dim))
 
 
 _SELECTIONS = {
