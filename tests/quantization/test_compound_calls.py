@@ -22,6 +22,8 @@ from tests.small_networks import Net
 X = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(5))
 OTHER = torch.randn(2, 3, 4, 7, generator=torch.Generator().manual_seed(6))
 Y = X.flip(2) * 0.7 + 0.1
+PLACES = torch.tensor([3, 0, 3, 1, 5])
+CLASSES = torch.randint(0, 3, (2, 5, 7), generator=torch.Generator().manual_seed(7))
 CALLS: dict[str, Callable[[Tensor], object]] = {
     "largest and place": lambda x: torch.max(x, 1),
     "least and place": lambda x: x.min(-1, keepdim=True),
@@ -44,7 +46,16 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "relu6": lambda x: F.relu6(3 * x),
     "deviation and mean": lambda x: torch.std_mean(x, (1, 3), correction=0, keepdim=True),
     "deviation and mean of all": lambda x: torch.std_mean(x),
+    "median and place": lambda x: x.median(2, keepdim=True),
+    "median of all": lambda x: x[:, :, 1].median(),
+    "running product": lambda x: torch.sigmoid(x + 1).cumprod(2),
+    "angle": lambda x: torch.atan2(x, Y),
+    "sums at places": lambda x: torch.ones(2, 3, 6, 7).index_add(2, PLACES, x, alpha=0.5),
+    "error of classes": lambda x: F.cross_entropy(x, CLASSES.where(Y[:, 0] > -0.5, -100)),
+    "errors of classes but one": lambda x: F.nll_loss(x, CLASSES, ignore_index=1, reduction="none"),
 }
+FAST = {"largest and place", "squared error", "distances", "quotient", "median and place", "running product"}
+FAST |= {"angle", "sums at places", "error of classes"}
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
     "quotient": lambda x: x.sum() / 3,
     "difference": lambda x: 1 - x.mean(),
@@ -62,6 +73,16 @@ def test_a_compound_call_written_in_others_computes_the_same(name: str) -> None:
     torch.testing.assert_close(model(X), net(X))
 
 
+@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
+def test_the_error_of_classes_that_are_an_input(recipe: str) -> None:
+    torch.manual_seed(3)
+    net = Net(lambda m, x, at: F.cross_entropy(m.linear(x), at), linear=nn.Linear(6, 7)).eval()
+    examples = [(torch.randn(5, 6), torch.randint(0, 7, (5,))) for _ in range(4)]
+    quantized = dimorder.quantize(net, examples, recipe, target="tosa")
+    (found,) = quantized.compare(dimorder.lower(quantized, examples[0], target="tosa"))
+    assert found.snr_db is not None and found.snr_db > 40
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings(mode: str) -> None:
     net = nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode), nn.Linear(6, 4)).eval()
@@ -71,9 +92,7 @@ def test_bags_of_embeddings(mode: str) -> None:
     assert found.snr_db is not None and found.snr_db > 30
 
 
-@pytest.mark.parametrize(
-    "name", slow_but({**CALLS, **SCALARS}, {"largest and place", "squared error", "distances", "quotient"})
-)
+@pytest.mark.parametrize("name", slow_but({**CALLS, **SCALARS}, FAST))
 def test_a_compound_call_in_8_bits(name: str) -> None:
     call = {**CALLS, **SCALARS}[name]
     net, examples = Net(lambda m, x: call(x)).eval(), [X, 0.7 * X, X.flip(2)]

@@ -35,9 +35,11 @@ def write_compound_calls(model: GraphModule) -> None:
     ['aten.amax.default', 'aten.argmax.default']
     """
     for node in list(model.graph.nodes):
-        function = _FUNCTIONS.get(node.target)
-        if function is not None and _computes_floats(node):
-            _write(model, node, function)
+        of_floats, at_places = _FUNCTIONS.get(node.target), _AT_PLACES.get(node.target)
+        if of_floats is not None and _computes_floats(node.all_input_nodes):
+            _write(model, node, of_floats)
+        elif at_places is not None and _computes_floats(node.all_input_nodes[:1]):
+            _write(model, node, at_places)
     model.graph.eliminate_dead_code()
 
 
@@ -83,11 +85,14 @@ def _length_of_bags(offsets: Node, count: Any) -> int:
     return step if is_whole and (start, end) == (0, count) and count % step == 0 else 0
 
 
-def _computes_floats(node: Node) -> bool:
-    """Return whether all operands are floats of fixed sizes."""
-    values = [tensor_of(each) for each in node.all_input_nodes]
+def _computes_floats(operands: Sequence[Node]) -> bool:
+    """Return whether operands are floats of fixed sizes."""
+    values = [tensor_of(each) for each in operands]
     sizes = [size for value in values for size in value.shape]
     return all(each.is_floating_point() for each in values) and all(isinstance(size, int) for size in sizes)
+
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)  # of operands that are traced as dense
 
 
 def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
@@ -116,7 +121,9 @@ def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None
             values[each] = insert_constant(model, "number", getattr(traced, str(each.target)), node)
         elif each.op == "call_function":
             args, kwargs = pytree.tree_map_only(Node, values.__getitem__, (each.args, each.kwargs))
-            values[each] = computed_before(node, each.target, *args, **kwargs)
+            options = {name: value for name, value in kwargs.items() if name != "device"}  # it has no data
+            target = aten.reshape.default if each.target in _VIEWS else each.target
+            values[each] = computed_before(node, target, *args, **options)
     (written,) = traced.graph.output_node().args
     if isinstance(written, Node):
         replace_node(node, values[written])
@@ -193,6 +200,74 @@ def _deviation_and_mean(
     return torch.std(self, dims, correction=less, keepdim=keepdim), self.mean(dims, keepdim)
 
 
+def _middle(self: Tensor) -> Tensor:
+    return self.reshape(-1).kthvalue((self.numel() + 1) // 2)[0]
+
+
+def _middle_of(self: Tensor, dim: int, keepdim: bool) -> Any:
+    if not self.dim():
+        return NotImplemented
+    return tuple(self.kthvalue((self.shape[dim] + 1) // 2, dim, keepdim))
+
+
+def _running_product(self: Tensor, dim: int, dtype: Any) -> Any:
+    """Multiply each product of 1, 2, 4, … elements by the one before it."""
+    if not self.dim() or dtype is not None:
+        return NotImplemented
+    size, step, product = self.shape[dim], 1, self
+    while step < size:
+        first, others = product.narrow(dim, 0, step), product.narrow(dim, step, size - step)
+        product = torch.cat([first, others * product.narrow(dim, 0, size - step)], dim)
+        step *= 2
+    return product
+
+
+def _angle(self: Tensor, other: Tensor) -> Tensor:
+    """Return the angle of points: an arctangent from 0 to 1, turned into its eighth of the circle."""
+    above, right = self.abs(), other.abs()
+    longer = torch.maximum(above, right).clamp(min=torch.finfo(self.dtype).tiny)
+    angle = torch.atan(torch.minimum(above, right) / longer)
+    angle = torch.where(above > right, math.pi / 2 - angle, angle)
+    angle = torch.where(other < 0, math.pi - angle, angle)
+    return torch.where(self < 0, -angle, angle)
+
+
+def _added_at(self: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float) -> Any:
+    """Write the sums of the rows for each place as a matmul with a matrix of truth values."""
+    if not self.dim() or not index.dim():
+        return NotImplemented
+    places = torch.arange(self.shape[dim], dtype=index.dtype, device=index.device)
+    chosen = (index == places.unsqueeze(-1)).to(self.dtype)
+    rows = source.movedim(dim, 0)
+    sums = (chosen @ rows.reshape(rows.shape[0], -1)).reshape(self.shape[dim], *rows.shape[1:])
+    sums = sums.movedim(0, dim)
+    return self + (sums if alpha == 1 else sums * alpha)
+
+
+def _class_loss(self: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int) -> Any:
+    """Return the negated score of each target class, which no comparison finds for an ignored one."""
+    if target.is_floating_point() or weight is not None:
+        return NotImplemented
+    classes = 1 if self.dim() > 1 else 0
+    shape = [-1 if d == classes else 1 for d in range(self.dim())]
+    numbers = torch.arange(self.shape[classes], dtype=target.dtype, device=target.device)
+    places = target.unsqueeze(classes)
+    chosen = places == numbers.reshape(shape)
+    if 0 <= ignore_index < self.shape[classes]:
+        chosen = torch.logical_and(chosen, places != ignore_index)
+    loss = torch.where(chosen, -self, 0.0).sum(classes)
+    return loss.sum() / chosen.to(self.dtype).sum() if reduction == 1 else _reduced(loss, reduction)
+
+
+def _cross_entropy(
+    self: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int, label_smoothing: float
+) -> Any:
+    if label_smoothing:
+        return NotImplemented
+    scores = self.log_softmax(1 if self.dim() > 1 else 0)
+    return _class_loss(scores, target, weight, reduction, ignore_index)
+
+
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
     """Return a loss as it is, its mean or its sum; torch numbers these."""
     return (lambda: loss, loss.mean, loss.sum)[reduction]()
@@ -238,9 +313,21 @@ _FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.std_mean.default: _deviation_and_mean,
         aten.std_mean.dim: _deviation_and_mean,
         aten.std_mean.correction: _deviation_and_mean,
+        aten.median.default: _middle,
+        aten.median.dim: _middle_of,
+        aten.cumprod.default: _running_product,
+        aten.atan2.default: _angle,
         aten.mse_loss.default: _squared_loss,
         aten.l1_loss.default: _absolute_loss,
         aten.huber_loss.default: _huber_loss,
         aten.smooth_l1_loss.default: _smooth_loss,
+    }
+)
+# Functions of floats and of places in them.
+_AT_PLACES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.index_add.default: _added_at,
+        aten.nll_loss_nd.default: _class_loss,
+        aten.cross_entropy_loss.default: _cross_entropy,
     }
 )
