@@ -180,9 +180,8 @@ def _capture_specializations(
     sizes = sizes.rewritten(slice_by_range).rewritten(decompose_dynamic_pool)
     sizes = sizes.rewritten(partial(tabulate_numbers, limits=sizes.limits))
     require_slice_lengths(sizes)
-    return capture_specializations(
-        points, sizes.corners[-1], partial(_capture_point, sizes, target), progress
-    )
+    largest = {name: max(point[name] for point in (*points, sizes.corners[-1])) for name in points[0]}
+    return capture_specializations(points, largest, partial(_capture_point, sizes, target), progress)
 
 
 def _capture_point(

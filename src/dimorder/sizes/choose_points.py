@@ -47,12 +47,12 @@ def specialization_points(program: SymbolicProgram, wanted: Point | None = None)
     Raises:
         UnsupportedError: if a range has too few sizes.
     """
-    chooser = _Chooser(program)
-    usable = wanted is not None and not chooser.count_ones(wanted) and not program.is_affine()
+    chooser = _Chooser(program, program)
+    usable = wanted is not None and not chooser.count_unfit(wanted) and not program.is_affine()
     points = chooser.choose([wanted] if wanted is not None and usable else [])
     if chooser.are_enough(points):
         return points
-    wider = _Chooser(replace(program, symbols=tuple(map(_wider, program.symbols))))
+    wider = replace(chooser, searched=replace(program, symbols=tuple(map(_wider, program.symbols))))
     larger = wider.choose(points[:1])
     return larger if wider.are_enough(larger) and program.accepts(larger) else points
 
@@ -98,13 +98,19 @@ def _wider(symbol: Symbol) -> Symbol:
 
 @dataclass(frozen=True)
 class _Chooser:
-    """Chooses the points of one program."""
+    """Chooses the points of one program.
+
+    Attributes:
+        program: The program with its own ranges.
+        searched: The program with the ranges in which points are searched.
+    """
 
     program: SymbolicProgram
+    searched: SymbolicProgram
 
     def choose(self, first: Sequence[Point]) -> list[Point]:
         """Return points, with the given ones first."""
-        found, program = list(first), self.program
+        found, program = list(first), self.searched
         varying, constant = program.sizes, program.constant_sizes
 
         def chance(point: Point) -> tuple[int, int]:
@@ -112,7 +118,7 @@ class _Chooser:
             alike = len(values) - len(set(values)) + sum(value in constant for value in values)
             roots = [point[symbol.name] // symbol.step for symbol in program.symbols]
             odd = 10 * sum(not is_odd_prime(root) for root in roots)
-            return 1000 * self.count_ones(point) + odd + alike, math.prod(point.values())
+            return 1000 * self.count_unfit(point) + odd + alike, math.prod(point.values())
 
         needed = min(_MAX_POINTS, len(program.symbols) + 1)  # else one dynamic size could pass for another
         candidates = candidate_sizes(program.symbols, _MAX_POINTS, self._is_above_one)
@@ -143,7 +149,7 @@ class _Chooser:
         if len(found) > 1 and self._count_varying(found) < len(self._remainders):
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
             ways = [self._among(self._around(point, _NEAR[:3])) for point in (last, *found)]
-            near = (p for p in itertools.chain(*ways) if not self.count_ones(p))
+            near = (p for p in itertools.chain(*ways) if not self.count_unfit(p))
             others = sorted((p for p in near if are_good([*found, p])), key=chance)
             found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
         if len(found) < needed:
@@ -159,7 +165,8 @@ class _Chooser:
         size_at, ends = self.program.size_at, self.program.corners
         varying = [size for size in self._above_one if len({size_at(size, end) for end in ends}) > 1]
         is_dynamic = all(len({size_at(size, point) for point in points}) > 1 for size in varying)
-        return is_dynamic and self._are_independent(varying, points)
+        is_fit = self.searched is self.program or not any(map(self.count_unfit, points))
+        return is_dynamic and is_fit and self._are_independent(varying, points)
 
     def _are_independent(self, sizes: Sequence[Any], points: Sequence[Point]) -> bool:
         """Return whether no size is in line with one that is computed from other dynamic sizes."""
@@ -172,26 +179,44 @@ class _Chooser:
 
     def _is_above_one(self, symbol: Symbol, size: int) -> bool:
         """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""
-        point = {**self.program.corners[-1], symbol.name: size}
-        own = (each for each in self._above_one if symbol in self.program.symbols_in(each))
+        point = {**self.searched.corners[-1], symbol.name: size}
+        own = (each for each in self._above_one if symbol in self.searched.symbols_in(each))
         return all(self.program.size_at(each, point) > 1 for each in own)
 
-    def count_ones(self, point: Point) -> int:
-        """Return how many sizes are 1 or less at a point, of those that are more at other points."""
-        return sum(self.program.size_at(size, point) < 2 for size in self._above_one)
+    def count_unfit(self, point: Point) -> int:
+        """Return how many sizes are 1 or less at a point, of those that are more at other points.
+
+        Those count too that are more than 1 at a point outside of the ranges alone.
+        """
+        ones = sum(self.program.size_at(size, point) < 2 for size in self._above_one)
+        if self.searched is self.program:
+            return ones
+        return ones + sum(self.program.size_at(size, point) > 1 for size in self._ones)
+
+    @property
+    def _above_one(self) -> list[Any]:
+        """Return the sizes that are above 1 at an end of the ranges."""
+        return self._by_ends[True]
+
+    @property
+    def _ones(self) -> list[Any]:
+        """Return the sizes that are 1 at all ends of the ranges."""
+        return self._by_ends[False]
 
     @cached_property
-    def _above_one(self) -> list[Any]:
-        """Return the sizes that are above 1 at an end of the ranges. Others are 1 throughout."""
-        size_at, corners = self.program.size_at, self.program.corners
-        return [size for size in self.program.sizes if any(size_at(size, end) > 1 for end in corners)]
+    def _by_ends(self) -> dict[bool, list[Any]]:
+        """Return the sizes by whether they are above 1 at an end of the ranges."""
+        found: dict[bool, list[Any]] = {True: [], False: []}
+        for size in self.program.sizes:
+            found[any(self.program.size_at(size, end) > 1 for end in self.program.corners)].append(size)
+        return found
 
     def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
         """Return points, and others at which numbers differ that are equal here, such as H % 2 and W % 2.
 
         Such points are near. A quotient such as (H - 1) // 32 may differ at an end of its range alone.
         """
-        symbols = self.program.symbols
+        symbols = self.searched.symbols
         found, steps = list(points), _NEAR if len(symbols) < _MANY else _NEAR[:3]
         around = zip(symbols, self._around(points[-1], steps), strict=True)
         sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in around]
@@ -206,29 +231,29 @@ class _Chooser:
 
     def _around(self, point: Point, steps: Sequence[int]) -> list[list[int]]:
         """Return the sizes that are some steps away from those of a point."""
-        return [[point[s.name] + s.step * step for step in steps] for s in self.program.symbols]
+        return [[point[s.name] + s.step * step for step in steps] for s in self.searched.symbols]
 
     def _among(self, sizes: Sequence[Sequence[int]]) -> list[Point]:
         """Return the points of these sizes that are in the ranges, and the corners."""
-        symbols = self.program.symbols
-        points = (*points_of(symbols, sizes), *self.program.corners)
+        symbols = self.searched.symbols
+        points = (*points_of(symbols, sizes), *self.searched.corners)
         return [p for p in points if all(p[symbol.name] in sizes_of(symbol) for symbol in symbols)]
 
     def _farther(self, symbol: Symbol, points: Sequence[Point]) -> list[int]:
         """Return sizes at which numbers differ that are alike at all points, such as H // 32 near one H."""
-        own = [size for size in self._sizes_and_numbers if symbol in self.program.symbols_in(size)]
+        own = [size for size in self._sizes_and_numbers if symbol in self.searched.symbols_in(size)]
         known, last = sizes_of(symbol), points[-1]
         steps = (sign * symbol.step * step for step in _FAR for sign in (1, -1))
         sizes = (*(last[symbol.name] + step for step in steps), known[-1], known[0])
         others = [{**last, symbol.name: size} for size in sizes if size in known]
-        above_one = [point for point in others if not self.count_ones(point)]
+        above_one = [point for point in others if not self.count_unfit(point)]
         rows = [[self.program.size_at(size, point) for size in own] for point in (*points, *above_one)]
         found = [above_one[place][symbol.name] for place in first_that_differ(rows, len(points))]
         return [size for each in found for size in (each, each - symbol.step)]
 
     def _is_general(self, point: Point) -> bool:
         """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
-        return not self.count_ones(point) and are_apart([point])
+        return not self.count_unfit(point) and are_apart([point])
 
     def _count_apart(self, points: Sequence[Point]) -> int:
         """Return how many of the sizes and numbers differ between the points, and from one another."""
