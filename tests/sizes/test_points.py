@@ -109,3 +109,56 @@ def test_windows_that_touch_leave_elements_over_at_some_sizes(name: str, target:
     lowered = dimorder.lower(net, (torch.randn(1, 4, least + 1, 6),), dynamic_shapes=dims, target=target)
     for height in range(least, most + 1):
         assert max(errors(lowered, net, torch.randn(1, 4, height, 6))) <= 1e-6
+
+
+class Residual(nn.Module):
+    """Ends in a residual block of stride 2, whose maps have 1 or 2 rows for pictures of 32 to 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        pairs = itertools.pairwise([3, 5, 4, 6, 7])
+        self.convs = nn.Sequential(*(nn.Conv2d(a, b, 3, 2, padding=1) for a, b in pairs))
+        self.block = nn.Conv2d(7, 9, 3, 2, padding=1)
+        self.shortcut = nn.Conv2d(7, 9, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convs(x).relu()
+        return (self.block(y) + self.shortcut(y)).mean((2, 3))
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_maps_of_one_or_two_rows_are_right_at_all_sizes(target: str) -> None:
+    require_runtime(target)
+    module = Residual().eval()
+    dims = ({2: Dim("H", min=32, max=64), 3: Dim("W", min=32, max=64)},)
+    lowered = dimorder.lower(module, (torch.randn(2, 3, 40, 48),), target=target, dynamic_shapes=dims)
+    for height, width in ((32, 32), (32, 33), (64, 32), (63, 64), (33, 40)):
+        x = torch.randn(2, 3, height, width)
+        torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_points_may_be_larger_than_the_ranges_but_not_the_first() -> None:
+    dims = ({2: Dim("H", min=32, max=64), 3: Dim("W", min=32, max=64)},)
+    program = export_symbolic(Residual(), (torch.randn(2, 3, 40, 48),), None, dims)
+    assert program is not None
+    first, *others = specialization_points(program)
+    assert max(first.values()) <= 64 < max(max(point.values()) for point in others)
+    assert len({(point["H"] - 1) // 32 for point in (first, *others)}) == 2
+
+
+class WholePatches(nn.Module):
+    """Resizes to whole patches, whose size it computes with `int`, as Depth Anything does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = (int(size // 6 * 6) for size in x.shape[2:])
+        return F.interpolate(x[:, :, ::2, ::2], size=(height, width), mode="bilinear", align_corners=True)
+
+
+def test_a_size_that_int_would_fix_stays_dynamic() -> None:
+    dims = ({2: 6 * Dim("height", min=2, max=7), 3: 6 * Dim("width", min=2, max=7)},)
+    module = WholePatches()
+    lowered = dimorder.lower(module, (torch.randn(2, 3, 12, 18),), target="xnnpack", dynamic_shapes=dims)
+    for height, width in ((12, 12), (42, 18), (24, 36)):
+        x = torch.randn(2, 3, height, width)
+        torch.testing.assert_close(lowered(x), module(x))

@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
@@ -75,6 +76,8 @@ def export(
         if any(node.target in _READS or sized_by_data(node) for node in program.graph.nodes):
             known, _ = _by_constants(model, args, kwargs, dynamic_shapes)
             program = known or program
+        if dynamic_shapes is not None and fixes_a_size(program):
+            program = _traced(model, args, kwargs, dynamic_shapes) or program
     except UnsupportedError:
         raise
     except Exception as error:
@@ -85,6 +88,7 @@ def export(
     last: Exception | None = None
     if known is None and dynamic_shapes is not None:
         known, last = _with_assertions(model, args, kwargs, dynamic_shapes)
+        known = known or _traced(model, args, kwargs, dynamic_shapes)
     if known is None:
         for name, part in model.named_modules():  # a traced part is read, unless it was saved and loaded
             if isinstance(part, torch.jit._script.RecursiveScriptModule):
@@ -134,10 +138,11 @@ def _exported(
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     defers: bool = False,
+    strict: bool = False,
 ) -> ExportedProgram:
     if dynamic_shapes is not None:
         _forget_conds()
-    parts = nullcontext() if dynamic_shapes is None else KeepDynamic()
+    parts = nullcontext() if dynamic_shapes is None or strict else KeepDynamic()
     quotients = nullcontext() if dynamic_shapes is None else whole_quotients()
 
     def run() -> ExportedProgram:
@@ -146,6 +151,7 @@ def _exported(
                 model,
                 *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
                 dynamic_shapes=dynamic_shapes,
+                strict=strict,
                 prefer_deferred_runtime_asserts_over_guards=defers,
             )
 
@@ -198,6 +204,40 @@ def _with_assertions(
         if holds_throughout(program) and not is_narrowed(program):
             return program, None
     return None, last
+
+
+def _traced(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """Return the program that TorchDynamo traces, or None if it fails or fixes sizes too.
+
+    It reads Python's bytecode. So `int(size * 2)` and `math.ceil(size / 2)` stay dynamic, of which
+    torch.export alone fixes the size. It takes several times as long.
+    """
+    try:
+        program = _exported(model, args, kwargs, dynamic_shapes, strict=True)
+    except Exception:  # the error of the first export is told
+        return None
+    return None if is_narrowed(program) or fixes_a_size(program) else program
+
+
+def fixes_a_size(program: ExportedProgram) -> bool:
+    """Return whether torch took a number that it computed from sizes for a constant, as `int(size)` makes it.
+
+    >>> class Rows(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.new_ones(int(x.shape[0] // 3 * 3))
+    >>> dims = ({0: 3 * torch.export.Dim("length", min=2, max=9)},)
+    >>> fixes_a_size(torch.export.export(Rows(), (torch.ones(12),), dynamic_shapes=dims))
+    True
+    """
+    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")])
+    environment = None if mode is None else mode.shape_env
+    if environment is None:
+        return False
+    guards = (each.expr.xreplace(environment.replacements) for each in environment.guards)
+    equal = (each for each in guards if isinstance(each, sympy.Eq) and each.rhs.is_Integer and each.rhs > 1)
+    return not all(holds(each, program.range_constraints) for each in equal)
 
 
 def is_narrowed(program: ExportedProgram) -> bool:

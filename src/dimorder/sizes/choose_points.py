@@ -37,8 +37,10 @@ def specialization_points(program: SymbolicProgram, wanted: Point | None = None)
 
     A size is its step times its root. If possible, roots are odd primes, so that 2, say, divides a size only
     if it divides all sizes in the range. If possible, no size there is 1, and no two sizes are equal by
-    chance. Each size that varies differs between all of the points. Beyond the first point, some may be
-    larger than the ranges: the deepest map of small images is 1 or 2 in these, and a constant 2 else.
+    chance. Each size that varies differs between all of the points.
+
+    Points after the first may be larger than the ranges. The deepest map of small images has 1 or 2 rows. At
+    the points in the ranges without a size of 1, it would pass for a constant 2.
 
     Args:
         program: the program with its ranges.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-_Point = Mapping[str, int]
-
 _MOST_FIRST = 64  # first points of three that are tried
 _MOST_PAIRS = 1000  # pairs that are tried beside each of them: six dynamic sizes have 10¹⁰ threes of points
 
 
-def are_apart(points: Sequence[_Point]) -> bool:
+def are_apart(points: Sequence[Mapping[str, int]]) -> bool:
     """Return whether points distinguish the dynamic sizes: no size occurs twice, and no two are in line."""
     columns = [[point[name] for point in points] for name in points[0]]
     if any(len(set(column)) < len(column) for column in columns):
@@ -22,8 +20,10 @@ def are_apart(points: Sequence[_Point]) -> bool:
 
 
 def find_three(
-    points: Sequence[_Point], are_good: Callable[[Sequence[_Point]], bool], first: Sequence[_Point] = ()
-) -> list[_Point] | None:
+    points: Sequence[Mapping[str, int]],
+    are_good: Callable[[Sequence[Mapping[str, int]]], bool],
+    first: Sequence[Mapping[str, int]] = (),
+) -> list[Mapping[str, int]] | None:
     """Return the first three points that are good together, or None if few tries find none.
 
     Args:
@@ -43,7 +43,7 @@ def find_three(
     return None
 
 
-def products_are_apart(points: Sequence[_Point]) -> bool:
+def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
     """Return whether no product of two dynamic sizes is in line with one of the sizes."""
     columns = [[point[name] for point in points] for name in points[0]]
     products = ([a * b for a, b in zip(*pair, strict=True)] for pair in itertools.combinations(columns, 2))
