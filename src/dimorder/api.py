@@ -36,7 +36,7 @@ from dimorder.plans.make_contract import Orders
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
-from dimorder.sizes.point_errors import at_point
+from dimorder.sizes.point_errors import at_point, explained_by_points
 from dimorder.sizes.symbolic_program import Point
 from dimorder.targets import DEFAULT, find, require_objective, target_for_file
 from dimorder.targets.base import Target, UnpredictableError
@@ -167,15 +167,16 @@ def lower(
     points = specialize(source, request)
     captured = clock.step("capture", capture_cheapest, source, points, request, progress)
     checks = Checks(source, captured, request, progress)
-    for costs, variants in contenders(request, captured):
-        chosen = variants[0].target
-        annotated = clock.step("annotate", annotate_variants, variants)
-        problems = clock.step("extract", extract_problems, annotated, variants, costs)
-        planned = clock.step("solve", solve_layout, problems, variants, costs, source, request, progress)
-        key = (chosen.capabilities.implementations, planned.layout_plan.choice)
-        if key in lowered:  # another contender has the same plan
-            continue
-        lowered[key] = _write(clock, planned, problems, variants, source, checks, run_artifact)
+    with explained_by_points(source.sizes, points):
+        for costs, variants in contenders(request, captured):
+            chosen = variants[0].target
+            annotated = clock.step("annotate", annotate_variants, variants)
+            problems = clock.step("extract", extract_problems, annotated, variants, costs)
+            planned = clock.step("solve", solve_layout, problems, variants, costs, source, request, progress)
+            key = (chosen.capabilities.implementations, planned.layout_plan.choice)
+            if key in lowered:  # another contender has the same plan
+                continue
+            lowered[key] = _write(clock, planned, problems, variants, source, checks, run_artifact)
     return min(lowered.values(), key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import dimorder
+from dimorder.errors import UnsupportedError
 from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.export_symbolic import export_symbolic
 from tests.marks import require_runtime
@@ -145,6 +146,26 @@ def test_points_may_be_larger_than_the_ranges_but_not_the_first() -> None:
     first, *others = specialization_points(program)
     assert max(first.values()) <= 64 < max(max(point.values()) for point in others)
     assert len({(point["H"] - 1) // 32 for point in (first, *others)}) == 2
+
+
+class Deeper(Residual):
+    """Adds a map that has one row throughout. No larger point tells the map before it from one of 2 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(9, 9, 3, 2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convs(x).relu()
+        maps = [self.block(y) + self.shortcut(y)]
+        maps.append(self.last(maps[0]))
+        return torch.cat([each.permute(0, 2, 3, 1).reshape(len(x), -1, 9) for each in maps], 1)
+
+
+def test_a_range_without_enough_points_is_named() -> None:
+    dims = ({2: Dim("H", min=32, max=64), 3: Dim("W", min=32, max=64)},)
+    with pytest.raises(UnsupportedError, match="too few sizes in H = 32 … 64, W = 32 … 64"):
+        dimorder.lower(Deeper(), (torch.randn(2, 3, 40, 48),), target="xnnpack", dynamic_shapes=dims)
 
 
 class WholePatches(nn.Module):

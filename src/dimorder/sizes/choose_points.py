@@ -84,6 +84,11 @@ def verification_points(program: SymbolicProgram) -> list[Point]:
     return points
 
 
+def are_enough(program: SymbolicProgram, points: Sequence[Point]) -> bool:
+    """Return whether no size passes for a constant or for a function of another at the points."""
+    return _Chooser(program, program).are_enough(points)
+
+
 def _where_else(program: SymbolicProgram, number: Any, point: Point) -> Iterator[Point]:
     """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
     own, known = program.symbols_in(number), program.size_at(number, point)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dimorder.errors import DimorderError, UnsupportedError
+from dimorder.errors import DimorderError, StageError, UnsupportedError, VerificationError
+from dimorder.sizes.choose_points import are_enough
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
 
@@ -16,6 +17,23 @@ def at_point(point: Point) -> Iterator[None]:
         yield
     except DimorderError as error:
         raise type(error)(f"{error.where}, at {format_point(point)}", error.found, error.fix) from error
+
+
+@contextmanager
+def explained_by_points(sizes: SymbolicProgram | None, points: Sequence[Point]) -> Iterator[None]:
+    """Say of an error of a wrong program that the ranges have too few sizes to plan for, if they have.
+
+    Raises:
+        UnsupportedError: instead of that error.
+    """
+    try:
+        yield
+    except (VerificationError, StageError) as error:
+        if sizes is None or are_enough(sizes, points):
+            raise
+        found = f"too few sizes in {sizes.ranges}: deep in the network, one is always 1 or one other number"
+        fix = "give wider ranges, or ranges in which it is always that number, or fix a size"
+        raise UnsupportedError("the ranges of sizes", found, fix) from error
 
 
 @contextmanager
