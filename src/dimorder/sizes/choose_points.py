@@ -117,24 +117,9 @@ class _Chooser:
 
     def choose(self, first: Sequence[Point]) -> list[Point]:
         """Return points, with the given ones first."""
-        found, program = list(first), self.searched
-        varying, constant = program.sizes, program.constant_sizes
-
-        def chance(point: Point) -> tuple[int, int]:
-            values = [program.size_at(size, point) for size in varying]
-            alike = len(values) - len(set(values)) + sum(value in constant for value in values)
-            roots = [point[symbol.name] // symbol.step for symbol in program.symbols]
-            odd = 10 * sum(not is_odd_prime(root) for root in roots)
-            return 1000 * self.count_unfit(point) + odd + alike, math.prod(point.values())
-
-        needed = min(_MAX_POINTS, len(program.symbols) + 1)  # else one dynamic size could pass for another
-        candidates = candidate_sizes(program.symbols, _MAX_POINTS, self._is_above_one)
-        short = [str(s) for s, sizes in zip(program.symbols, candidates, strict=True) if len(sizes) < needed]
-        if short:
-            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
-            raise UnsupportedError("the ranges of sizes", f"too few sizes in {', '.join(short)}", fix)
-        points = sorted(points_of(program.symbols, candidates), key=chance)
-        telling = [size for size in varying if len({program.size_at(size, p) for p in points}) >= _MAX_POINTS]
+        found, program, points = list(first), self.searched, self._candidates()
+        counts = ((size, len({program.size_at(size, point) for point in points})) for size in program.sizes)
+        telling = [size for size, count in counts if count >= _MAX_POINTS]
 
         def repeats(point: Point, others: Sequence[Point]) -> bool:
             size_at = program.size_at
@@ -157,12 +142,36 @@ class _Chooser:
             *found, last = found  # else n // 2 and (n - 1) // 2, say, could pass for one another
             ways = [self._among(self._around(point, _NEAR[:3])) for point in (last, *found)]
             near = (p for p in itertools.chain(*ways) if not self.count_unfit(p))
-            others = sorted((p for p in near if are_good([*found, p])), key=chance)
+            others = sorted((p for p in near if are_good([*found, p])), key=self._chance)
             found.append(max([last, *others], key=lambda p: self._count_varying([*found, p])))
-        if len(found) < needed:
+        if len(found) < self._needed:
             reason = f"too few sizes to distinguish {program.ranges}"
             raise UnsupportedError("the ranges of sizes", reason, "give wider ranges, or fix a size")
         return self._with_points_apart(found)
+
+    @property
+    def _needed(self) -> int:
+        """Return how many points are needed: else one dynamic size could pass for another."""
+        return min(_MAX_POINTS, len(self.searched.symbols) + 1)
+
+    def _candidates(self) -> list[Point]:
+        """Return the points among which the first ones are chosen, with the best first."""
+        symbols = self.searched.symbols
+        candidates = candidate_sizes(symbols, _MAX_POINTS, self._is_above_one)
+        short = [str(s) for s, sizes in zip(symbols, candidates, strict=True) if len(sizes) < self._needed]
+        if short:
+            fix = "give each range three sizes above its step, or two if it is the only one, or fix a size"
+            raise UnsupportedError("the ranges of sizes", f"too few sizes in {', '.join(short)}", fix)
+        return sorted(points_of(symbols, candidates), key=self._chance)
+
+    def _chance(self, point: Point) -> tuple[int, int]:
+        """Return how much of a point is alike by chance, and how large it is."""
+        program = self.searched
+        values = [program.size_at(size, point) for size in program.sizes]
+        alike = len(values) - len(set(values)) + sum(value in program.constant_sizes for value in values)
+        roots = [point[symbol.name] // symbol.step for symbol in program.symbols]
+        odd = 10 * sum(not is_odd_prime(root) for root in roots)
+        return 1000 * self.count_unfit(point) + odd + alike, math.prod(point.values())
 
     def are_enough(self, points: Sequence[Point]) -> bool:
         """Return whether no size passes for a constant or for a function of another at the points.
