@@ -219,8 +219,14 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
 def _nearest(w: W, a: Arguments) -> Lookup:
     x, of = as_integers(w, w.dense(a.x))
     call = changed(a, dtype=of.dtype, x=whole(x))
-    if w.forms.resizes or resize.is_doubling(resize.factors_of(call)):
+    if w.forms.resizes:
         y = resize.nearest(w, call)
+    elif resize.is_doubling(resize.factors_of(call)):
+        # One image below the other: Vela doubles one image alone.
+        images, (rows, columns) = x.shape[0], a.output_size
+        tall = w.reshape(x, (1, images * x.shape[1], *x.shape[2:]))
+        sizes = {"output_size": (images * rows, columns), "shape": (1, images * rows, *a.shape[2:])}
+        y = resize.nearest(w, changed(call, x=whole(tall), **sizes))
     else:
         reads = zip(x.shape[1:3], nearest_reads(call), strict=True)
         taps = [Taps.nearest(old, each) for old, each in reads]
