@@ -1,4 +1,4 @@
-"""Test operators that Ethos-U55 has for one image alone."""
+"""Test operators that Ethos-U55 has for one image alone, or not along the last dimension."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tests.small_networks import Net
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "doubled": (lambda x: F.interpolate(x, scale_factor=2), (2, 3, 5, 7)),
     "doubled twice": (lambda x: F.interpolate(x, size=(20, 28)), (3, 6, 5, 7)),
+    "one image reversed": (lambda x: x.flip(3), (1, 3, 5, 7)),
+    "matrix reversed": (lambda x: x.flip(1), (5, 7)),
 }
 
 

@@ -45,9 +45,8 @@ _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})
 _IN_PHASES = frozenset({"aten.convolution/quantized, transposed in phases"})
 OF_U85 = Forms(permutes_by_convolution=True, cuts_convolutions=True)
 # U65 has the form of U55.
-OF_U55 = (
-    OF_U85.flipped("multiplies_constants").flipped("resizes").flipped("long_strides").flipped("repeats_both")
-)
+_LACKS = ("multiplies_constants", "resizes", "long_strides", "repeats_both", "reverses_last")
+OF_U55 = replace(OF_U85, **dict.fromkeys(_LACKS, False))
 FLOAT = "a network that is not quantised, where an Ethos-U computes integers alone"
 
 

@@ -106,6 +106,9 @@ def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     for dim in (dim % len(a.shape) for dim in a.dims):
         y, axis = w.in_ranks(x, dim)
+        if axis + 1 == len(y.shape) and not w.reverses_last:
+            y = w.reshape(y, (math.prod(y.shape[:axis]), y.shape[axis], 1))
+            axis = 1
         x = w.reshape(w.op("REVERSE", [y], y.shape, axis=axis), a.shape)
     return x
 

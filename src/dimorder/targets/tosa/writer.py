@@ -35,10 +35,12 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
 
     `hint` is the beginning of the next tensors' names. `annotation` says what the call that is written is
     in a quantised program. `max_stride` is the largest stride of a convolution that is padded or depthwise.
+    `reverses_last` says whether REVERSE may reverse the last dimension.
     """
 
     MAX_RANK = MAX_RANK
     max_stride: float = math.inf
+    reverses_last: bool = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,8 +35,11 @@ class Forms:
     `repeats_both`: both operands of an operator may be repeated, each along other dimensions; else one is
     tiled where Vela ends the process, see `are_crossed`.
 
+    `reverses_last`: REVERSE reverses any dimension; else the last one becomes the last but one, before one of
+    size 1. Ethos-U55 reverses no last dimension.
+
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
-    [5, 6]
+    [6, 7]
     """
 
     multiplies_constants: bool = True
@@ -47,6 +50,7 @@ class Forms:
     resizes: bool = True
     long_strides: bool = True
     repeats_both: bool = True
+    reverses_last: bool = True
 
     def flipped(self, name: str) -> Forms:
         """Return the same form with one flag flipped."""

@@ -125,6 +125,7 @@ class IntegerWriter(TosaWriter):
         self.forms = forms
         if not forms.long_strides:
             self.max_stride = 3
+        self.reverses_last = forms.reverses_last
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
         self.errors: dict[str, float] = {}
         self.permuted: dict[str, Channels] = {}
