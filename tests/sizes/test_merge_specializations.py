@@ -9,7 +9,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import VerificationError
-from dimorder.sizes.choose_points import verification_points
+from dimorder.sizes.choose_points import specialization_points, verification_points
 from dimorder.sizes.export_symbolic import export_symbolic
 from tests.sizes.symbols import BATCH, errors, refusal
 
@@ -17,7 +17,8 @@ from tests.sizes.symbols import BATCH, errors, refusal
 def test_an_even_size_is_tried_where_all_others_are_odd() -> None:
     symbolic = export_symbolic(nn.ReLU(), (torch.randn(2, 9),), None, ({1: Dim("L", min=3, max=41)},))
     assert symbolic is not None
-    assert [point["L"] for point in verification_points(symbolic)] == [3, 41, 11, 10]
+    points = verification_points(symbolic, specialization_points(symbolic))
+    assert [point["L"] for point in points] == [3, 41, 11, 10]
 
 
 def test_a_remainder_of_a_size_is_computed_in_each_call() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
@@ -30,6 +29,7 @@ from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import other_writer, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
+from dimorder.graph.prediction import fake_mode_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
@@ -231,7 +231,7 @@ def fixes_a_size(program: ExportedProgram) -> bool:
     >>> fixes_a_size(torch.export.export(Rows(), (torch.ones(12),), dynamic_shapes=dims))
     True
     """
-    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")])
+    mode = fake_mode_of(program)
     environment = None if mode is None else mode.shape_env
     if environment is None:
         return False

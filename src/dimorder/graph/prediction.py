@@ -1,4 +1,4 @@
-"""Predict the results of calls from the shapes of their operands."""
+"""Predict the results of calls from the shapes of operands, and find the mode of values without data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dimorder.graph.nodes import add_call, call_before
+from dimorder.graph.nodes import VALUE, add_call, call_before
 
 
 def without_data(tensor: Tensor) -> Tensor:
@@ -85,3 +88,9 @@ def computed_before(place: Node, target: Any, *args: Any, like: Node | None = No
     with torch.no_grad():
         value = target(*metas[0], **metas[1])
     return call_before(place, target, args, kwargs, like=like, value=value)
+
+
+def fake_mode_of(program: ExportedProgram) -> FakeTensorMode | None:
+    """Return the mode of a program's inputs, which are tensors without data; it has the dynamic sizes."""
+    names, nodes = program.graph_signature.user_inputs, program.graph.find_nodes(op="placeholder")
+    return detect_fake_mode([node.meta.get(VALUE) for node in nodes if node.name in names])

@@ -32,7 +32,7 @@ from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant, capture_at
 from dimorder.plans.network_plan import NetworkPlan
-from dimorder.sizes.choose_points import verification_points
+from dimorder.sizes.choose_points import specialization_points, verification_points
 from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Artifact, Target
@@ -209,7 +209,10 @@ class Checks:
                 trial = trial_of(forced.exported, forced, contract)
                 yield _LabelledTrial(trial, ", with forced branches", choices)
             return
-        points, at_points = verification_points(sizes), list[Captured]()
+        planned = [variant.point for variant in self.variants]
+        if self.request.cost_at is not None:  # a file names no such point, but the first of the others
+            planned = specialization_points(sizes)
+        points, at_points = verification_points(sizes, planned), list[Captured]()
         for i, point in enumerate(report_each(points, "running the network", self.progress)):
             trial = self._trial_at(point, sizes, contract, repeats=i == 0)
             at_points.append(trial.program)

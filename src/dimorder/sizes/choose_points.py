@@ -59,15 +59,15 @@ def specialization_points(program: SymbolicProgram, wanted: Point | None = None)
     return larger if wider.are_enough(larger) and program.accepts(larger) else points
 
 
-def verification_points(program: SymbolicProgram) -> list[Point]:
-    """Return the points at which a program is run before it is returned.
+def verification_points(program: SymbolicProgram, planned: Sequence[Point]) -> list[Point]:
+    """Return the points at which a program is run before it is returned; `planned` are the specializations'.
 
     They are the corners and the middle. The smallest sizes are followed by those of the first specialization,
     which a file may name: a runtime must then take more memory. A dynamic size that is odd at all of these is
     also tried at an even size. If a number that the network computes from sizes is the same at all points and
     specializations, a point where it differs is added.
     """
-    (smallest, *corners), planned = program.corners, specialization_points(program)
+    smallest, *corners = program.corners
     named = [point for point in planned[:1] if point not in program.corners]
     points = [smallest, *named, *corners, program.middle]
     even = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import _DimHint, _DimHintType
 from torch.utils import _pytree as pytree
@@ -21,6 +20,8 @@ from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
+from dimorder.graph.prediction import fake_mode_of
+from dimorder.sizes.numbers import sizes_in
 from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
 from dimorder.sizes.symbolic_program import SymbolicProgram
 
@@ -84,10 +85,7 @@ def export_symbolic(
 
 def _has_unit_sizes(exported: ExportedProgram) -> bool:
     """Return whether a dynamic size of a value is 1 in the example. torch may take it for a fixed one."""
-    values = (pytree.tree_leaves(node.meta.get("val")) for node in exported.graph.nodes)
-    tensors = (value for each in values for value in each if isinstance(value, torch.Tensor))
-    shapes: Iterator[Any] = (tensor.shape for tensor in tensors)
-    sizes = (size for shape in shapes for size in shape if isinstance(size, torch.SymInt))
+    sizes = (size for size in sizes_in(exported) if isinstance(size, torch.SymInt))
     return any(size.node.has_hint() and size.node.hint == 1 for size in sizes)
 
 
@@ -113,7 +111,7 @@ def _restore_ranges(
 
     Else bounds and memory would be computed from less.
     """
-    mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(exported)])
+    mode = fake_mode_of(exported)
     if mode is None or mode.shape_env is None:
         return
     for symbol in symbols:

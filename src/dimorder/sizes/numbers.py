@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from dimorder.capture.decompose_dynamic_resize import RESIZES
 from dimorder.capture.tabulate_numbers import tabulate_numbers
-from dimorder.graph.nodes import bound
+from dimorder.graph.nodes import bound, tensors_in
 
 aten = torch.ops.aten
 
@@ -39,6 +39,13 @@ def numbers_of(exported: ExportedProgram, limits: Mapping[Any, Any]) -> list[tor
     found = [*read, *(number for node in nodes for number in _of_a_call(node))]
     dynamic = (each for each in found if isinstance(each, torch.SymInt) and each.node.expr.free_symbols)
     return list({str(number): number for number in dynamic}.values())
+
+
+def sizes_in(exported: ExportedProgram) -> Iterator[Any]:
+    """Yield the sizes of all values of a program, the dynamic ones in torch's symbols."""
+    for node in exported.graph.nodes:
+        for value in tensors_in(node.meta.get("val")):
+            yield from value.shape
 
 
 def _of_a_call(node: Node) -> Iterator[Any]:

@@ -13,18 +13,17 @@ from typing import Any
 
 import sympy
 import torch
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.claims import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.prediction import fake_mode_of
 from dimorder.sizes.affine import is_affine
-from dimorder.sizes.numbers import numbers_of
+from dimorder.sizes.numbers import numbers_of, sizes_in
 from dimorder.sizes.range_sizes import ends, middle_of, points_of, sizes_of
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.specialize_shapes import input_nodes, require_accepted, resize_tensor, specialize_shapes
@@ -151,7 +150,7 @@ class SymbolicProgram:
         known = dict[tuple[int, ...], Any]()
         for size in (*self.sizes, *self.numbers):
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
-        mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
+        mode = fake_mode_of(self.exported)
         assert mode is not None, "symbols are of a mode"
         return SizeTable(known, mode, self.limits)
 
@@ -193,18 +192,14 @@ class SymbolicProgram:
     @cached_property
     def sizes(self) -> list[Any]:
         """Return the distinct sizes of values that are dynamic or computed from dynamic ones."""
-        return list({str(size): size for size in self._all_sizes if not isinstance(size, int)}.values())
+        return list(
+            {str(size): size for size in sizes_in(self.exported) if not isinstance(size, int)}.values()
+        )
 
     @cached_property
     def constant_sizes(self) -> set[int]:
         """Return the other sizes of the program's values."""
-        return {size for size in self._all_sizes if isinstance(size, int)}
-
-    @property
-    def _all_sizes(self) -> Iterator[Any]:
-        values = (pytree.tree_leaves(node.meta.get("val")) for node in self.exported.graph.nodes)
-        tensors = (value for each in values for value in each if isinstance(value, torch.Tensor))
-        return (size for tensor in tensors for size in tensor.shape)
+        return {size for size in sizes_in(self.exported) if isinstance(size, int)}
 
     def _shape(self, shape: Sequence[Any], point: Point) -> tuple[int, ...]:
         return tuple(self.size_at(size, point) for size in shape)
