@@ -263,3 +263,36 @@ def test_channels_are_normed_in_groups_at_all_sizes(target: str) -> None:
     for shape in ((1, 3, 8, 37), (4, 3, 40, 9), (3, 3, 17, 22)):
         x = torch.randn(shape)
         assert max(errors(lowered, module, x)) <= 1e-5, shape
+
+
+class Anchors(nn.Module):
+    """Joins the scores of three anchors at each place of maps, each half as large as the one before it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else 6, 6, 3, 2, 1) for i in range(count))
+        self.scores = nn.Conv2d(6, 12, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = []
+        for conv in self.convs:
+            x = conv(x).relu()
+            scores = self.scores(x).unflatten(1, (3, 4))
+            found.append(scores.permute(0, 3, 4, 1, 2).flatten(1, 3))
+        return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("count, step, least, most", [(2, 4, 1, 6)])
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
+def test_sizes_that_divide_one_another_by_chance_are_not_cut(
+    target: str, count: int, step: int, least: int, most: int
+) -> None:
+    require_runtime(target)
+    torch.manual_seed(2)
+    module = Anchors(count).eval()
+    height, width = (step * Dim(name, min=least, max=most) for name in "HW")
+    example = torch.randn(1, 3, 4 * step, 3 * step)
+    lowered = dimorder.lower(module, (example,), target=target, dynamic_shapes=({2: height, 3: width},))
+    for rows, columns in ((2, 6), (5, 3), (6, 4)):
+        x = torch.randn(1, 3, rows * step, columns * step)
+        torch.testing.assert_close(lowered.run(x), module(x), rtol=1e-4, atol=1e-5)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -15,6 +16,9 @@ from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import is_getitem, results
 from dimorder.ops.relation import AxedTensor, Dims, Relation, is_named
 from dimorder.ops.table import opaque, operands, relate
+
+Labels = tuple[str, ...]
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Annotated:
     relations: dict[torch.fx.Node, Relation]
     reads: dict[torch.fx.Node, tuple[AxedTensor, ...]]  # aligned with `table.operands(call)`
     writes: dict[torch.fx.Node, tuple[AxedTensor, ...]]
-    blocked: dict[torch.fx.Node, tuple[str, ...]]  # the labels that became blocks because cuts conflict
+    blocked: dict[torch.fx.Node, tuple[Labels, ...]]  # labels that became a block because cuts conflict
     state: dict[torch.fx.Node, AxedTensor]  # of each buffer of the state, before and after a call
 
     @property
@@ -33,11 +37,39 @@ class Annotated:
         return list(self.relations)
 
 
-def annotate(program: Captured, outside: Mapping[torch.fx.Node, str] = MappingProxyType({})) -> Annotated:
-    """Return a program with axes for every value; the calls `outside` stay row-major, with their reasons."""
+def annotate(
+    program: Captured,
+    outside: Mapping[torch.fx.Node, str] = _NOTHING,
+    blocks: Mapping[str, Sequence[Labels]] = _NOTHING,
+) -> Annotated:
+    """Return a program with axes for every value.
+
+    Args:
+        program: the program.
+        outside: the calls that stay row-major, with their reasons.
+        blocks: labels that are joined into blocks, by the name of the call.
+    """
     calls = [n for n in program.nodes if n.op == "call_function" and not is_getitem(n)]
     relations = {n: opaque(n, outside[n]) if n in outside else relate(n) for n in calls}
-    return _Solver(program, relations).solve()
+    return _Solver(program, relations, blocks).solve()
+
+
+def annotate_points(
+    programs: Sequence[Captured], outside: Sequence[Mapping[torch.fx.Node, str]] | None = None
+) -> list[Annotated]:
+    """Return one network with axes at several sizes. Cuts that conflict at one of them count at all.
+
+    Dynamic sizes may divide one another by chance: 12 columns consist of 2 · 3, and 20 do not of 3 · 5.
+    """
+    known = outside or [_NOTHING] * len(programs)
+    blocks: dict[str, tuple[Labels, ...]] = {}
+    while True:
+        found = [annotate(*each, blocks) for each in zip(programs, known, strict=True)]
+        blocked = [{call.name: labels for call, labels in each.blocked.items()} for each in found]
+        if all(each == blocked[0] for each in blocked):
+            return found
+        for call, labels in itertools.chain(*(each.items() for each in blocked)):
+            blocks[call] = tuple(dict.fromkeys((*blocks.get(call, ()), *labels)))
 
 
 def results_of(call: torch.fx.Node) -> list[torch.fx.Node | None]:
@@ -51,14 +83,22 @@ def results_of(call: torch.fx.Node) -> list[torch.fx.Node | None]:
 class _Solver:
     """Factors of every computed value, and of every *use* of a constant (constants are re-laid per use)."""
 
-    def __init__(self, program: Captured, relations: dict[torch.fx.Node, Relation]) -> None:
+    def __init__(
+        self,
+        program: Captured,
+        relations: dict[torch.fx.Node, Relation],
+        blocks: Mapping[str, Sequence[Labels]],
+    ) -> None:
         self.program = program
         self.relations = relations
         self.factors = Factors()
         self.dims: dict[torch.fx.Node, list[int]] = {}
         self.tensors: dict[torch.fx.Node, tuple[list[list[int]], list[list[int]]]] = {}
-        self.blocked: dict[torch.fx.Node, list[str]] = {}
+        self.blocked: dict[torch.fx.Node, list[Labels]] = {}
         self.spatial: set[int] = set()  # axes
+        for call in relations:
+            for labels in blocks.get(call.name, ()):
+                self._block(call, *labels)
         found = [node for node, _ in program.carried]
         for node in (*found, *program.inputs):
             self.dims[node] = self._new(node.meta["val"])
@@ -139,7 +179,7 @@ class _Solver:
 
     def _block(self, call: torch.fx.Node, *labels: str) -> None:
         self.relations[call] = self.relations[call].as_block(*labels)
-        self.blocked.setdefault(call, []).append("+".join(labels))
+        self.blocked.setdefault(call, []).append(labels)
 
     def _labels(self, factors: list[int], dims: Dims) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}

@@ -14,7 +14,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import operator_at, operator_name
 from dimorder.graph.tracing import shape_of
-from dimorder.layout.annotate import Annotated, annotate
+from dimorder.layout.annotate import Annotated, annotate_points
 from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidates
 from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.costs import Costs
@@ -108,7 +108,7 @@ def extract(
                 )
         for known, reasons in zip(row_major, found.reasons, strict=True):
             known |= reasons
-        annotated = [annotate(each.program, known) for each, known in zip(annotated, row_major, strict=True)]
+        annotated = annotate_points([each.program for each in annotated], row_major)
 
 
 def choose(extracted: Extracted) -> LayoutPlan:

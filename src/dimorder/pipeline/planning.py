@@ -16,7 +16,7 @@ from dimorder.graph.nodes import tensors_in
 from dimorder.graph.passes import require
 from dimorder.graph.quantized import equal_ones
 from dimorder.layout import check_program
-from dimorder.layout.annotate import Annotated, annotate
+from dimorder.layout.annotate import Annotated, annotate_points
 from dimorder.layout.costs import Costs
 from dimorder.layout.problem import Extracted, choose, extract
 from dimorder.layout.rewrite import constant_bytes, rewrite
@@ -100,12 +100,12 @@ def _called(variants: Sequence[Variant]) -> list[object]:
 
 def annotate_variants(variants: Sequence[Variant]) -> list[Annotated]:
     """Return each variant with axes for every value."""
-    found = []
-    for variant in variants:
-        require("the captured form", check_captured.captured_faults(variant.program))
-        annotated = annotate(variant.program)
+    programs = [variant.program for variant in variants]
+    for program in programs:
+        require("the captured form", check_captured.captured_faults(program))
+    found = annotate_points(programs)
+    for annotated in found:
         require("the axes of values", check_program.annotated_faults(annotated))
-        found.append(annotated)
     return found
 
 
