@@ -282,7 +282,7 @@ class Anchors(nn.Module):
         return torch.cat(found, 1)
 
 
-@pytest.mark.parametrize("count, step, least, most", [(2, 4, 1, 6)])
+@pytest.mark.parametrize("count, step, least, most", [(2, 4, 1, 6), (3, 2, 2, 12)])
 @pytest.mark.parametrize("target", slow_but(TARGETS, ["xnnpack"]))
 def test_sizes_that_divide_one_another_by_chance_are_not_cut(
     target: str, count: int, step: int, least: int, most: int

@@ -68,11 +68,14 @@ def _is_uneven(row: Sequence[Node], sizes: SizeTable) -> bool:
         if not sizes.has_one_remainder(length, step):
             return True
     for dims in zip(*map(_pieces, row), strict=True):
-        sizes_of_each = list(map(set, zip(*dims, strict=True)))
-        if any(1 in each and len(each) > 1 for each in sizes_of_each[1:]):
+        columns = list(zip(*dims, strict=True))
+        if any(1 in each and len(set(each)) > 1 for each in columns[1:]):
             return True  # the piece of n and min(n, m) is n where n is less, else it may be 1
-        fixed = math.prod(each[0] for each in zip(*dims, strict=True) if len(set(each)) == 1)
-        if not sizes.has_one_remainder(list(map(math.prod, dims)), fixed):
+        whole = list(map(math.prod, dims))
+        if not all(sizes.divides(each, whole) for each in columns[1:]):
+            return True  # the piece of 3n and 3m is 9 if 3 divides both
+        fixed = math.prod(each[0] for each in columns if len(set(each)) == 1)
+        if not sizes.has_one_remainder(whole, fixed):
             return True
     return False
 

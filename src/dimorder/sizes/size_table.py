@@ -92,6 +92,17 @@ class SizeTable:
         remainder = PythonMod(size.node.expr, sympy.Integer(divisor))
         return holds(sympy.Eq(remainder, values[0] % divisor), self.ranges)
 
+    def divides(self, values: Sequence[int], others: Sequence[int]) -> bool:
+        """Return whether the size with these values divides another one at all sizes. A fixed one does."""
+        size, whole = self.size(values), self.size(others)
+        if isinstance(size, int):
+            return True
+        if size is None or not isinstance(whole, SymInt):
+            return False
+        dividend, divisor = whole.node.expr, size.node.expr
+        is_whole: bool | None = (dividend / divisor).is_integer
+        return bool(is_whole) or holds(sympy.Eq(PythonMod(dividend, divisor), 0), self.ranges)
+
     def formula(
         self, values: Sequence[int], others: Sequence[Sequence[int]]
     ) -> Callable[[Sequence[Any]], Any] | None:
