@@ -15,6 +15,7 @@ from dimorder.quantization.constants import without_writes_to_parts
 from dimorder.quantization.masked_softmax import rewrite_masks
 from dimorder.quantization.plain_calls import write_plainly
 from tests.quantization.masked_networks import BATCH, LENGTH, NETWORKS, RARE, WIDTH, Attention, example
+from tests.small_networks import Net
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -146,3 +147,21 @@ def test_logarithms_of_weights_that_count_are_kept() -> None:
     for x, allowed in examples:
         expected, y = net(x, allowed)[allowed], quantized.module(x, allowed)[allowed]
         assert (y - expected).norm() < 0.06 * expected.norm()
+
+
+@pytest.mark.parametrize("known", ["query", "key"])
+def test_attention_of_learned_queries_or_keys(known: str) -> None:
+    """Arm's pass for attention multiplies each of both by a number, and a later pass takes no constant."""
+    torch.manual_seed(0)
+    learned = nn.Parameter(torch.randn(1, 3, 5, 8))
+
+    def attend(net: Net, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (3, 8)).transpose(1, 2) for each in (net.query, net.key, net.value))
+        q, k, v = (learned, k, v) if known == "query" else (q, learned, v[:, :, :5])
+        return functional.scaled_dot_product_attention(q, k, v, scale=0.4)
+
+    net = Net(attend, **{name: nn.Linear(10, 24) for name in ("query", "key", "value")}).eval()
+    examples = [torch.randn(1, 7, 10) for _ in range(4)]
+    quantized = dimorder.quantize(net, examples, target="tosa")
+    (fidelity,) = quantized.compare(dimorder.lower(quantized, (examples[0],), target="tosa"))
+    assert fidelity.snr_db is not None and fidelity.snr_db > 25

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 class MasksInParts(WrappedQuantizer):
-    """Another quantizer, for which softmaxes of masked scores are rewritten first.
+    """Another quantizer, for which attentions and softmaxes of masked scores are rewritten first.
 
     `examples` are some inputs, flat, which show the range of the scores.
     """
@@ -62,7 +62,7 @@ def rewrite_masks(model: GraphModule, examples: Sequence[Sequence[Any]]) -> None
     """
     for node in model.graph.find_nodes(op="call_function", target=ATTENTION):
         given = bound(node.target, node.args, node.kwargs)
-        if (given["attn_mask"] is not None or given["is_causal"]) and not given["dropout_p"]:
+        if not given["dropout_p"]:
             _write_attention(model, node, given)
     softmaxes = [node for node in scores_of(model) if node.target is not ATTENTION and tensor_of(node).dim()]
     if not softmaxes:
@@ -185,7 +185,10 @@ class _Writer:
 
 
 def _write_attention(model: GraphModule, node: Node, given: Any) -> None:
-    """Write attention with a mask as matmuls and a softmax, in place."""
+    """Write attention as matmuls and a softmax, in place.
+
+    Arm's pass multiplies queries and keys by the root of the scale, and takes no constant one.
+    """
     q, k, v = (given[name] for name in ("query", "key", "value"))
     mask, call = given["attn_mask"], partial(computed_before, node)
     if given["enable_gqa"]:
@@ -194,12 +197,12 @@ def _write_attention(model: GraphModule, node: Node, given: Any) -> None:
     scale = 1 / math.sqrt(tensor_of(q).shape[-1]) if given["scale"] is None else given["scale"]
     scaled = call(aten.mul.Tensor, q, scale)
     scores = call(aten.matmul.default, scaled, call(aten.transpose.int, k, -2, -1))
-    if mask is None:
+    if given["is_causal"]:
         truth = torch.ones(tensor_of(scores).shape[-2:], dtype=torch.bool).tril()
         mask = insert_constant(model, f"causal_{node.name}", truth, node)
-    if tensor_of(mask).dtype == torch.bool:
+    if mask is not None and tensor_of(mask).dtype == torch.bool:
         scores = call(aten.where.ScalarOther, mask, scores, -math.inf)
-    else:
+    elif mask is not None:
         scores = call(aten.add.Tensor, scores, mask)
     weights = call(aten.softmax.int, scores, -1)
     replace_node(node, call(aten.matmul.default, weights, v))
