@@ -22,6 +22,9 @@ from tests.small_networks import Net
 X = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(5))
 OTHER = torch.randn(2, 3, 4, 7, generator=torch.Generator().manual_seed(6))
 Y = X.flip(2) * 0.7 + 0.1
+SIGNS = torch.tensor([1, -1])
+WEIGHTS = torch.tensor([0.3, 1.7, 0.9])
+AT_EACH = torch.randint(0, 5, (2, 3, 4, 6), generator=torch.Generator().manual_seed(8))
 PLACES = torch.tensor([3, 0, 3, 1, 5])
 CLASSES = torch.randint(0, 3, (2, 5, 7), generator=torch.Generator().manual_seed(7))
 CALLS: dict[str, Callable[[Tensor], object]] = {
@@ -51,11 +54,22 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "running product": lambda x: torch.sigmoid(x + 1).cumprod(2),
     "angle": lambda x: torch.atan2(x, Y),
     "sums at places": lambda x: torch.ones(2, 3, 6, 7).index_add(2, PLACES, x, alpha=0.5),
+    "sums at the place of each": lambda x: torch.ones(2, 3, 5, 8).scatter_add(2, AT_EACH, x),
+    "slices no longer than": lambda x: torch.renorm(x, 2, 1, 2.5),
+    "quantile": lambda x: x.quantile(0.3, 2),
+    "quantile of all": lambda x: x[:, :, 1].quantile(0.9, interpolation="nearest"),
+    "remainder": lambda x: torch.fmod(x, -Y.abs() - 2),
+    "errors of triplets": lambda x: F.triplet_margin_loss(x, Y, x.flip(0), p=3, swap=True, reduction="none"),
+    "error of directions": lambda x: F.cosine_embedding_loss(x.flatten(1), Y.flatten(1), SIGNS, margin=0.1),
+    "error of signs": lambda x: F.soft_margin_loss(x, SIGNS[:, None, None, None] + 0.0),
+    "error of smoothed classes": lambda x: F.cross_entropy(x, CLASSES, label_smoothing=0.2, ignore_index=2),
+    "error of weighted classes": lambda x: F.cross_entropy(x, CLASSES, WEIGHTS, label_smoothing=0.2),
+    "errors of shares of classes": lambda x: F.cross_entropy(x, Y.softmax(1), WEIGHTS, label_smoothing=0.2),
     "error of classes": lambda x: F.cross_entropy(x, CLASSES.where(Y[:, 0] > -0.5, -100)),
     "errors of classes but one": lambda x: F.nll_loss(x, CLASSES, ignore_index=1, reduction="none"),
 }
 FAST = {"largest and place", "squared error", "distances", "quotient", "median and place", "running product"}
-FAST |= {"angle", "sums at places", "error of classes"}
+FAST |= {"angle", "sums at places", "error of classes", "sums at the place of each", "quantile"}
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
     "quotient": lambda x: x.sum() / 3,
     "difference": lambda x: 1 - x.mean(),

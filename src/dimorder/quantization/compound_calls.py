@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.nodes import bound, is_getitem, replace_node, tensor_of
 from dimorder.graph.prediction import computed_before, without_data
 from dimorder.quantization.constants import insert_constant
+from dimorder.quantization.losses import LOSSES, LOSSES_OF_CLASSES
 
 aten = torch.ops.aten
 
@@ -34,12 +35,14 @@ def write_compound_calls(model: GraphModule) -> None:
     >>> [str(node.target) for node in model.graph.nodes if node.op == "call_function"]
     ['aten.amax.default', 'aten.argmax.default']
     """
-    for node in list(model.graph.nodes):
+    left = list(model.graph.nodes)
+    while left:
+        node = left.pop()
         of_floats, at_places = _FUNCTIONS.get(node.target), _AT_PLACES.get(node.target)
         if of_floats is not None and _computes_floats(node.all_input_nodes):
-            _write(model, node, of_floats)
+            left += _write(model, node, of_floats)
         elif at_places is not None and _computes_floats(node.all_input_nodes[:1]):
-            _write(model, node, at_places)
+            left += _write(model, node, at_places)
     model.graph.eliminate_dead_code()
 
 
@@ -95,8 +98,11 @@ def _computes_floats(operands: Sequence[Node]) -> bool:
 _VIEWS = (aten.view.default, aten._unsafe_view.default)  # of operands that are traced as dense
 
 
-def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
-    """Replace a call by what a function computes of its arguments, unless it returns NotImplemented."""
+def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> list[Node]:
+    """Replace a call by what a function computes of its arguments, and return the new calls.
+
+    The call stays if the function returns NotImplemented.
+    """
     given = bound(node.target, node.args, node.kwargs)
     leaves, tree = pytree.tree_flatten(given)
     operands = [leaf for leaf in leaves if isinstance(leaf, Node)]
@@ -111,7 +117,7 @@ def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None
     results: list[Any] = []
     traced = make_fx(compute)(*(without_data(tensor_of(each)) for each in operands))
     if results[-1] is NotImplemented:
-        return
+        return []
     read = iter(operands)
     values: dict[Node, Node] = {}
     for each in traced.graph.nodes:
@@ -127,10 +133,11 @@ def _write(model: GraphModule, node: Node, function: Callable[..., Any]) -> None
     (written,) = traced.graph.output_node().args
     if isinstance(written, Node):
         replace_node(node, values[written])
-        return
-    for reader in filter(is_getitem, list(node.users)):
-        replace_node(reader, values[written[reader.args[1]]])  # type: ignore[index]
-    node.graph.erase_node(node)
+    else:
+        for reader in filter(is_getitem, list(node.users)):
+            replace_node(reader, values[written[reader.args[1]]])  # type: ignore[index]
+        node.graph.erase_node(node)
+    return [value for each, value in values.items() if each.op == "call_function"]
 
 
 # -- functions of the arguments, by their names ------------------------------------------------------------
@@ -244,57 +251,46 @@ def _added_at(self: Tensor, dim: int, index: Tensor, source: Tensor, alpha: floa
     return self + (sums if alpha == 1 else sums * alpha)
 
 
-def _class_loss(self: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int) -> Any:
-    """Return the negated score of each target class, which no comparison finds for an ignored one."""
-    if target.is_floating_point() or weight is not None:
+def _added_at_each(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    """Write the sum for each place as a sum of the elements that a comparison finds for it."""
+    if not self.dim():
         return NotImplemented
-    classes = 1 if self.dim() > 1 else 0
-    shape = [-1 if d == classes else 1 for d in range(self.dim())]
-    numbers = torch.arange(self.shape[classes], dtype=target.dtype, device=target.device)
-    places = target.unsqueeze(classes)
-    chosen = places == numbers.reshape(shape)
-    if 0 <= ignore_index < self.shape[classes]:
-        chosen = torch.logical_and(chosen, places != ignore_index)
-    loss = torch.where(chosen, -self, 0.0).sum(classes)
-    return loss.sum() / chosen.to(self.dtype).sum() if reduction == 1 else _reduced(loss, reduction)
+    src = src[tuple(map(slice, index.shape))].movedim(dim, -1)
+    places = torch.arange(self.shape[dim], dtype=index.dtype, device=index.device)
+    chosen = index.movedim(dim, -1).unsqueeze(-2) == places.unsqueeze(-1)
+    sums = torch.where(chosen, src.unsqueeze(-2), 0.0).sum(-1).movedim(-1, dim)
+    sizes = zip(reversed(self.shape), reversed(sums.shape), strict=True)
+    missing = [side for size, own in sizes for side in (0, size - own)]
+    return self + (torch.nn.functional.pad(sums, missing) if any(missing) else sums)
 
 
-def _cross_entropy(
-    self: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int, label_smoothing: float
-) -> Any:
-    if label_smoothing:
+def _shortened(self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Divide each slice by its norm, or by the largest norm that is allowed if that is more."""
+    others = [d for d in range(self.dim()) if d != dim % self.dim()]
+    return self * (maxnorm / _norm(self, p, others, True).clamp(min=maxnorm))
+
+
+def _quantile(self: Tensor, q: float, dim: int | None, keepdim: bool, interpolation: str) -> Any:
+    """Return a number between two elements in order."""
+    if not self.dim() or (dim is None and keepdim):
         return NotImplemented
-    scores = self.log_softmax(1 if self.dim() > 1 else 0)
-    return _class_loss(scores, target, weight, reduction, ignore_index)
+    x, dim = (self.reshape(-1), 0) if dim is None else (self, dim)
+    rank = _ROUNDED.get(interpolation, float)(q * (x.shape[dim] - 1))
+    low, high = math.floor(rank), math.ceil(rank)
+    below, above = (x.kthvalue(place + 1, dim, keepdim)[0] for place in (low, high))
+    share = 0.5 if interpolation == "midpoint" else rank - low
+    return below + (above - below) * share if low < high else below
 
 
-def _reduced(loss: Tensor, reduction: int) -> Tensor:
-    """Return a loss as it is, its mean or its sum; torch numbers these."""
-    return (lambda: loss, loss.mean, loss.sum)[reduction]()
+_ROUNDED: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {"lower": math.floor, "higher": math.ceil, "nearest": round}
+)
 
 
-def _squared_loss(self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    difference = self - target
-    return _reduced(difference * difference, reduction)
-
-
-def _absolute_loss(self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    return _reduced((self - target).abs(), reduction)
-
-
-def _huber_loss(self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    """Return half of the square below `delta`, and a line beyond."""
-    length = (self - target).abs()
-    near = length.clamp(max=delta)
-    return _reduced(near * (length - near * 0.5), reduction)
-
-
-def _smooth_loss(self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    if beta == 0:
-        return _absolute_loss(self, target, reduction)
-    length = (self - target).abs()
-    near = length.clamp(max=beta)
-    return _reduced(near * (length - near * 0.5) * (1 / beta), reduction)
+def _remainder(self: Tensor, other: Tensor) -> Tensor:
+    """Return the remainder of the lengths, with the sign of what is divided."""
+    left = torch.remainder(self.abs(), other.abs())
+    return torch.where(self < 0, -left, left)
 
 
 _FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
@@ -317,17 +313,17 @@ _FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.median.dim: _middle_of,
         aten.cumprod.default: _running_product,
         aten.atan2.default: _angle,
-        aten.mse_loss.default: _squared_loss,
-        aten.l1_loss.default: _absolute_loss,
-        aten.huber_loss.default: _huber_loss,
-        aten.smooth_l1_loss.default: _smooth_loss,
+        aten.renorm.default: _shortened,
+        aten.quantile.scalar: _quantile,
+        aten.fmod.Tensor: _remainder,
+        **LOSSES,
     }
 )
 # Functions of floats and of places in them.
 _AT_PLACES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.index_add.default: _added_at,
-        aten.nll_loss_nd.default: _class_loss,
-        aten.cross_entropy_loss.default: _cross_entropy,
+        aten.scatter_add.default: _added_at_each,
+        **LOSSES_OF_CLASSES,
     }
 )
