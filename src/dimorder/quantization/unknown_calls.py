@@ -13,6 +13,7 @@ from dimorder.graph.nodes import bound, replace_node, shown_as, tensor_of
 from dimorder.graph.prediction import computed_before
 from dimorder.quantization.compound_calls import write_compound_calls, write_embedding_bags
 from dimorder.quantization.constants import insert_constant
+from dimorder.quantization.counts import count_in_floats
 from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
 from dimorder.quantization.wrapped import WrappedQuantizer
 
@@ -53,6 +54,7 @@ class UnknownCalls(WrappedQuantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         write_compound_calls(model)
         write_embedding_bags(model)
+        count_in_floats(model)
         keep_scalar_shapes(model)
         make_contiguous_before_softmax(model)
         rewrite_norms(model)
