@@ -223,8 +223,9 @@ def test_a_program_that_calls_a_kernel_in_a_wrong_order_is_refused_at_load(tmp_p
         f"loading {path}\n"
         "  found: it calls aten::cat.out in NHWC (0, 2, 3, 1), NHWC (0, 2, 3, 1): that kernel returns wrong "
         "numbers, silently\n"
-        "  fix: lower it again with canonicalize(program) and transform_passes=[legalize], both of "
-        "dimorder.executorch; `dimorder check` lists every such call"
+        "  fix: lower it again with canonicalize(program), and with transform_passes=[legalize] or "
+        "partitioner=[guarded(XnnpackPartitioner(), XNNPACK)], all of dimorder.executorch; "
+        "`dimorder check` lists every such call"
     )
 
 

@@ -1,6 +1,7 @@
 """Check a program for `dimorder check`: its accepted orders, its operators, and its conversions.
 
-Operators are judged by the truth table of kernels. Inside delegates XNNPACK's transposes are counted.
+Operators are judged by the truth table of kernels. Inside XNNPACK delegates transposes are counted,
+and operators that misread the order of a value are named.
 """
 
 from __future__ import annotations
@@ -18,8 +19,21 @@ from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import require_type
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
-from dimorder.executorch.pte import consistent_tables, forward_plan, read_contract, read_tables
-from dimorder.runtime.kernels import LEGEND, KernelTable, KernelVerdict, executorch_version, kernel_calls
+from dimorder.executorch.pte import (
+    consistent_tables,
+    forward_plan,
+    misread_in_delegates,
+    read_contract,
+    read_tables,
+)
+from dimorder.runtime.kernels import (
+    LEGEND,
+    KernelCall,
+    KernelTable,
+    KernelVerdict,
+    executorch_version,
+    kernel_calls,
+)
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
 
@@ -140,13 +154,17 @@ the same as contiguous, X another, o fewer dims
     tables = read_tables(Path(path).read_bytes(), where)
     verdicts = KernelTable.shipped(executorch_version())
     with consistent_tables(where):
-        calls = kernel_calls(forward_plan(tables, where))
-    rows = []
+        plan = forward_plan(tables, where)
+        calls, inside = kernel_calls(plan), misread_in_delegates(tables, plan, where)
+    rows = [CheckedCall(call.operator, _orders(call), verdict) for call, verdict in inside]
     for call in calls:
         verdict = "delegate" if call.delegate else verdicts.verdict_of(call) or "unknown"
-        orders = f"rank {call.rank} {call.signature}"
-        rows.append(CheckedCall(call.operator or call.delegate, orders, verdict))
+        rows.append(CheckedCall(call.operator or call.delegate, _orders(call), verdict))
     return Check(contract, _count_calls(rows), conversions_of(tables, where))
+
+
+def _orders(call: KernelCall) -> str:
+    return f"rank {call.rank} {call.signature}"
 
 
 def check_program(program: ExportedProgram) -> Check:

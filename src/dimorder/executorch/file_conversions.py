@@ -13,10 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables
-from dimorder.executorch.xnn_blob import moves, read_xnn_blob
+from dimorder.executorch.xnn_blob import BACKEND_ID, delegate_blob, moves, read_xnn_blob
 from dimorder.runtime.kernels import instructions, kernel_of
-
-BACKEND_ID = "XnnpackBackend"  # the name that the stock runtime registers
 
 # Kernels, by name without namespace and overload. A permute is always a conversion. A copy is one if the
 # order changes. The number is the position of its source among the arguments.
@@ -186,11 +184,6 @@ def _delegate(tables: Any, plan: Any, index: int, where: str) -> DelegateConvers
         return DelegateConversions(delegate.id)
     found = read_xnn_blob(delegate_blob(tables, delegate), f"{where}, delegate {index} ({delegate.id})")
     return DelegateConversions(delegate.id, found.nodes, found.transposes, found.bytes)
-
-
-def delegate_blob(tables: Any, delegate: Any) -> bytes:
-    """Return what a delegate's backend is given."""
-    return bytes(tables.backend_delegate_data[delegate.processed.index].data)
 
 
 def converted_bytes(plan: Any, call: Any) -> int | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dimorder.algebra.dim_order import DimOrder, describe
-from dimorder.executorch.file_conversions import BACKEND_ID, converted_bytes, delegate_blob
+from dimorder.executorch.file_conversions import converted_bytes
 from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables
-from dimorder.executorch.xnn_blob import flatbuffer_of, moved_bytes
+from dimorder.executorch.xnn_blob import BACKEND_ID, delegate_blob, flatbuffer_of, moved_bytes
 from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
 from dimorder.text import shape_text
 

@@ -12,7 +12,7 @@ from mmap import mmap
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from flatbuffers.number_types import Int8Flags, Int32Flags
+from flatbuffers.number_types import Int8Flags, Int32Flags, Uint64Flags
 
 from dimorder.executorch.xnn_blob import FlatRecord
 
@@ -20,7 +20,13 @@ from dimorder.executorch.xnn_blob import FlatRecord
 # places. Letters are formats of `struct`.
 _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
     {
-        "Program": {"execution_plan": (1, "[ExecutionPlan]")},
+        "Program": {
+            "execution_plan": (1, "[ExecutionPlan]"),
+            "backend_delegate_data": (3, "[BackendDelegateInlineData]"),
+            "segments": (4, "[DataSegment]"),
+        },
+        "BackendDelegateInlineData": {"data": (0, "bytes")},
+        "DataSegment": {"offset": (0, "size"), "size": (1, "size")},
         "ExecutionPlan": {
             "name": (0, "text"),
             "values": (2, "[EValue]"),
@@ -47,7 +53,8 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
         "TensorList": {"items": (0, "[i]")},
         "OptionalTensorList": {"items": (0, "[i]")},
         "Operator": {"name": (0, "text"), "overload": (1, "text")},
-        "BackendDelegate": {"id": (0, "text")},
+        "BackendDelegate": {"id": (0, "text"), "processed": (1, "BackendDelegateDataReference")},
+        "BackendDelegateDataReference": {"location": (0, "DataLocation"), "index": (1, "number")},
         "Chain": {"instructions": (2, "[Instruction]")},
         "Instruction": {"instr_args": (0, "InstructionArguments")},
         "KernelCall": {"op_index": (0, "number"), "args": (1, "[i]")},
@@ -75,6 +82,7 @@ _SCALAR_NUMBERS = (*range(8), *range(11, 18), *range(22, 30))
 _DYNAMISM = ("STATIC", "DYNAMIC_BOUND", "DYNAMIC_UNBOUND")
 _ENUMS: Mapping[str, Any] = MappingProxyType(
     {
+        "DataLocation": Enum("DataLocation", ("INLINE", "SEGMENT"), start=0),
         "ScalarType": Enum("ScalarType", [*zip(_SCALAR_TYPES, _SCALAR_NUMBERS, strict=True)]),
         "TensorShapeDynamism": Enum("TensorShapeDynamism", _DYNAMISM, start=0),
     }
@@ -86,9 +94,21 @@ def read_program(pte: bytes | mmap) -> Any:
     """Return a .pte's tables: the fields of executorch.exir.schema.Program that are listed above.
 
     The runtime must have opened the file before, with `Verification.InternalConsistency`: it has checked the
-    offsets. Raises `ValueError` for a number that its enumeration or its union lacks.
+    offsets. Raises `ValueError` for a number that its enumeration or its union lacks. Segments of delegates
+    are read into the tables, as exir's own reader does it.
     """
-    return _record(FlatRecord(pte, struct.unpack_from("<I", pte)[0]), "Program")
+    program = _record(FlatRecord(pte, struct.unpack_from("<I", pte)[0]), "Program")
+    inline, locations = program.backend_delegate_data, _ENUMS["DataLocation"]
+    new = _KINDS["BackendDelegateInlineData"]
+    for plan in program.execution_plan:
+        for place in (delegate.processed for delegate in plan.delegates):
+            if place.location is locations.SEGMENT:
+                segment = program.segments[place.index]
+                at = int.from_bytes(pte[24:32], "little") + segment.offset
+                inline.append(new(data=pte[at : at + segment.size]))
+                place.location, place.index = locations.INLINE, len(inline) - 1
+    program.segments = []
+    return program
 
 
 def _record(table: FlatRecord, kind: str) -> Any:
@@ -100,8 +120,12 @@ def _field(table: FlatRecord, place: int, kind: str) -> Any:
     """Return a field; None for an absent text or table."""
     if kind == "number":
         return table.number(place, Int32Flags)
+    if kind == "size":
+        return table.number(place, Uint64Flags)
     if kind == "text":
         return table.text(place)
+    if kind == "bytes":
+        return table.bytes(place)
     if kind in _ENUMS:
         return _ENUMS[kind](table.number(place, Int8Flags))
     if kind.startswith("["):

@@ -26,6 +26,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
+from dimorder.executorch.delegate_orders import Misread, misread_calls
 from dimorder.runtime.kernels import dangers, executorch_version
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
@@ -249,7 +250,7 @@ def consistent_tables(where: str) -> Iterator[None]:
 
 def _contract(file: Path, tables: Any) -> Contract:
     """Return the contract of a program. Raises `ContractError` if one inside it is not that program's."""
-    embedded = next((plan for plan in tables.execution_plan if plan.name == CONTRACT_METHOD), None)
+    embedded = _embedded_contract(tables)
     if embedded is None:
         return _foreign_contract(file, tables)
     where = f"loading {file}"
@@ -306,15 +307,28 @@ def _refuse_dangers(file: Path, tables: Any) -> None:
     """Refuse a program that calls kernels in wrong orders, which no guard at the inputs can repair."""
     where = f"loading {file}"
     with consistent_tables(where):
-        found = dangers(forward_plan(tables, where), executorch_version())
+        plan = forward_plan(tables, where)
+        inside = [call for call, verdict in misread_in_delegates(tables, plan, where) if verdict == "wrong"]
+        found = [*dangers(plan, executorch_version()), *inside]
     if found:
         first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
         raise UnsupportedError(
             where,
             f"it calls {first.operator} in {first.orders}{more}: that kernel returns wrong numbers, silently",
-            "lower it again with canonicalize(program) and transform_passes=[legalize], "
-            "both of dimorder.executorch; `dimorder check` lists every such call",
+            "lower it again with canonicalize(program), and with transform_passes=[legalize] or "
+            "partitioner=[guarded(XnnpackPartitioner(), XNNPACK)], all of dimorder.executorch; "
+            "`dimorder check` lists every such call",
         )
+
+
+def misread_in_delegates(tables: Any, plan: Any, where: str) -> list[Misread]:
+    """Return the calls inside delegates of other tools that give wrong numbers, or that fail."""
+    return [] if _embedded_contract(tables) else misread_calls(tables, plan, where)
+
+
+def _embedded_contract(tables: Any) -> Any:
+    """Return the method that returns a program's contract; None in a program of another tool."""
+    return next((plan for plan in tables.execution_plan if plan.name == CONTRACT_METHOD), None)
 
 
 def read_tables(data: bytes, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""Count the nodes and the bytes of transposes in an XNNPACK delegate of any tool.
+"""Read an XNNPACK delegate of any tool: its tables, and the nodes and the bytes of its transposes.
 
 `schema.fbs` and `XNNHeader` in `executorch/backends/xnnpack/serialization` define the format.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -22,11 +23,11 @@ from dimorder.errors import ContractError, UsageError
 # field there takes two positions: the member's number and the member.
 _GRAPH_NODES, _GRAPH_VALUES = 1, 2
 _NODE_KIND, _NODE = 0, 1
-_TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
+TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
 _VALUE_KIND, _VALUE = 0, 1
 _QUANTIZED_TENSOR = 0
-_TENSOR_DATATYPE, _TENSOR_DIMS, _TENSOR_ID = 0, 2, 6
-_STATIC_TRANSPOSE = 5  # in XNodeUnion
+_TENSOR_DATATYPE, TENSOR_DIMS, _TENSOR_ID = 0, 2, 6
+STATIC_TRANSPOSE = 5  # in XNodeUnion
 _PLAIN, _QUANTIZED = 1, 2  # in XValueUnion
 
 # Bits of an element by the number of its XNNDatatype.
@@ -39,6 +40,7 @@ _BITS: Mapping[int, int] = MappingProxyType(
     }
 )
 
+BACKEND_ID = "XnnpackBackend"  # the name that the stock runtime registers
 _HEADER = struct.Struct("<4x4sHIIIQ")  # magic, its own size, flatbuffer at, size, constants at, size
 _MAGIC = b"XH00"
 _IDENTIFIERS = (b"XN00", b"XN01")  # of the flatbuffer; the runtime reads both by one schema
@@ -78,6 +80,10 @@ class FlatRecord(Table):  # type: ignore[misc]
         start, count = self._vector(place)
         return struct.unpack_from(f"<{count}{form}", self.Bytes, start)
 
+    def bytes(self, place: int) -> bytes:
+        start, count = self._vector(place)
+        return bytes(self.Bytes[start : start + count])
+
     def tables(self, place: int) -> list[FlatRecord]:
         start, count = self._vector(place)
         return [FlatRecord(self.Bytes, self.Indirect(start + 4 * i)) for i in range(count)]
@@ -107,8 +113,20 @@ def moved_bytes(blob: bytes, where: str) -> list[int | None]:
 
     Raises `ContractError` for bytes that cannot be read.
     """
+    with readable(blob, where):
+        graph = root_of(blob)
+        tensors = tensors_of_graph(graph)
+        return [
+            _moved_bytes(node, tensors) if kind == STATIC_TRANSPOSE else None
+            for kind, node, _ in nodes_of_graph(graph)
+        ]
+
+
+@contextmanager
+def readable(blob: bytes, where: str) -> Iterator[None]:
+    """Raise the errors of reading a damaged delegate as one `ContractError`."""
     try:
-        return _moved_bytes_of_nodes(flatbuffer_of(blob))
+        yield
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
         found = f"{len(blob)} bytes that cannot be read ({type(error).__name__}: {said})"
@@ -136,15 +154,26 @@ def flatbuffer_of(blob: bytes) -> bytes:
     return blob
 
 
-def _moved_bytes_of_nodes(flatbuffer: bytes) -> list[int | None]:
-    graph = FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
-    tensors = {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
+def delegate_blob(tables: Any, delegate: Any) -> bytes:
+    """Return what a delegate's backend is given."""
+    return bytes(tables.backend_delegate_data[delegate.processed.index].data)
+
+
+def root_of(blob: bytes) -> FlatRecord:
+    """Return the table of a delegate's graph."""
+    flatbuffer = flatbuffer_of(blob)
+    return FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
+
+
+def tensors_of_graph(graph: FlatRecord) -> dict[int, FlatRecord]:
+    """Return the tables of a graph's tensors by their ids."""
+    return {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
+
+
+def nodes_of_graph(graph: FlatRecord) -> list[tuple[int, FlatRecord, FlatRecord]]:
+    """Return the nodes of a graph in its order: their kinds in XNodeUnion, their own tables, and XNodes."""
     nodes = graph.tables(_GRAPH_NODES)
-    kinds = [node.number(_NODE_KIND, Uint8Flags) for node in nodes]
-    return [
-        _moved_bytes(node.table(_NODE), tensors) if kind == _STATIC_TRANSPOSE else None
-        for node, kind in zip(nodes, kinds, strict=True)
-    ]
+    return [(node.number(_NODE_KIND, Uint8Flags), node.table(_NODE), node) for node in nodes]
 
 
 def _tensor(value: FlatRecord) -> FlatRecord:
@@ -157,7 +186,7 @@ def _tensor(value: FlatRecord) -> FlatRecord:
 
 def _moved_bytes(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> int:
     tensor = tensors[transpose.number(_TRANSPOSE_INPUT)]
-    shape, perm = tensor.numbers(_TENSOR_DIMS), transpose.numbers(_TRANSPOSE_PERM)
+    shape, perm = tensor.numbers(TENSOR_DIMS), transpose.numbers(TRANSPOSE_PERM)
     if len(shape) != len(perm):
         raise ValueError(f"a transpose of {len(perm)} dims on a tensor of {len(shape)}")
     if not moves(shape, range(len(shape)), perm):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from dimorder.executorch.file_conversions import BACKEND_ID
+from dimorder.executorch.xnn_blob import BACKEND_ID
 from dimorder.graph.branches import Branches
 from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.graph.nodes import is_getitem, set_value
