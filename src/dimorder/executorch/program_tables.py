@@ -24,8 +24,10 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
             "execution_plan": (1, "[ExecutionPlan]"),
             "backend_delegate_data": (3, "[BackendDelegateInlineData]"),
             "segments": (4, "[DataSegment]"),
+            "named_data": (7, "[NamedData]"),
         },
         "BackendDelegateInlineData": {"data": (0, "bytes")},
+        "NamedData": {"key": (0, "text")},
         "DataSegment": {"offset": (0, "size"), "size": (1, "size")},
         "ExecutionPlan": {
             "name": (0, "text"),

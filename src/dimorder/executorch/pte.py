@@ -27,6 +27,7 @@ from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
 from dimorder.executorch.delegate_orders import Misread, misread_calls
+from dimorder.executorch.xnn_blob import BACKEND_ID, constant_names, delegate_blob, readable, root_of
 from dimorder.runtime.kernels import dangers, executorch_version
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
@@ -195,7 +196,25 @@ def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
         raise damage_error(f"loading {file}", f"ExecuTorch: {error}") from error
     with consistent_tables(f"loading {file}"):
-        return native, read_program(data)
+        tables = read_program(data)
+    _require_constants(file, tables)
+    return native, tables
+
+
+def _require_constants(file: Path, tables: Any) -> None:
+    """Refuse a program whose XNNPACK delegates name a constant that it lacks: the runtime may crash."""
+    where, named = f"loading {file}", {each.key for each in tables.named_data}
+    for number, delegate in enumerate(forward_plan(tables, where).delegates):
+        if delegate.id != BACKEND_ID:
+            continue
+        place = f"{where}, delegate {number} ({delegate.id})"
+        with consistent_tables(where):
+            blob = delegate_blob(tables, delegate)
+        with readable(blob, place):
+            missing = [name for name in constant_names(root_of(blob)) if name not in named]
+        if missing:
+            fix = "lower the program again, or copy the file again; a .ptd beside it is not read"
+            raise ContractError(place, f"the constant {missing[0]!r}, which the file lacks", fix)
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:

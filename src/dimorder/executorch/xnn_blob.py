@@ -21,7 +21,8 @@ from dimorder.errors import ContractError, UsageError
 
 # Positions of fields in their tables, and of members in their unions, in the order of schema.fbs. A union
 # field there takes two positions: the member's number and the member.
-_GRAPH_NODES, _GRAPH_VALUES = 1, 2
+_GRAPH_NODES, _GRAPH_VALUES, _GRAPH_CONSTANTS = 1, 2, 8
+_CONSTANT_NAME = 2
 _NODE_KIND, _NODE = 0, 1
 TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
 _VALUE_KIND, _VALUE = 0, 1
@@ -163,6 +164,12 @@ def root_of(blob: bytes) -> FlatRecord:
     """Return the table of a delegate's graph."""
     flatbuffer = flatbuffer_of(blob)
     return FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
+
+
+def constant_names(graph: FlatRecord) -> list[str]:
+    """Return the names of the constants that a graph takes from the file's named data."""
+    names = (constant.text(_CONSTANT_NAME) for constant in graph.tables(_GRAPH_CONSTANTS))
+    return [name for name in names if name]
 
 
 def tensors_of_graph(graph: FlatRecord) -> dict[int, FlatRecord]:
