@@ -15,7 +15,7 @@ from dimorder.api import load
 from dimorder.errors import UnsupportedError
 from dimorder.executorch import check_file
 from dimorder.executorch.attempt import disagreement
-from dimorder.executorch.lowering_paths import run_bare, stock
+from dimorder.executorch.lowering_paths import legal, run_bare, stock
 
 
 class AfterConv(nn.Module):
@@ -138,3 +138,14 @@ def test_the_verdict_on_a_delegate_is_how_it_runs(name, tmp_path):
     if "wrong" in expected.values():
         with pytest.raises(UnsupportedError, match=f"{next(iter(expected))} in XnnpackBackend in .*silently"):
             load(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["output of one pixel", "convolution of single pixels", "transpose of grey squares"]
+)
+def test_a_guarded_delegate_has_no_such_operator(name, tmp_path):
+    _, network, inputs = CASES[name]
+    data, path = legal("xnnpack")(torch.export.export(network.eval(), tuple(inputs))), tmp_path / "net.pte"
+    path.write_bytes(data)
+    assert check_file(path).is_safe
+    assert disagreement([network(*inputs)], run_bare(data, inputs)) == ""
