@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
@@ -31,3 +33,23 @@ def test_a_formula_that_holds_at_the_points_alone_is_none_of_the_size() -> None:
     assert compute is not None and compute([1, 9]) == 4
     # The table does not know this one.
     assert table.fit((9, 12, 6), [BATCHES, HEIGHTS]) == Formula(3, (0,), 0)
+
+
+class Windows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[2]
+        padded = nn.functional.pad(x, (0, 0, 0, (4 - rows % 4) % 4))
+        return padded.unflatten(2, (padded.shape[2] // 4, 4))
+
+
+def test_the_number_of_windows_follows_from_a_size_that_is_computed_from_it() -> None:
+    dims = ({2: Dim("H", min=5, max=60)},)
+    program = export_symbolic(Windows(), (torch.randn(2, 3, 23, 16),), None, dims)
+    assert program is not None
+    heights = (23, 29, 13, 37)
+    table = program.table([{"H": height} for height in heights])
+    windows = tuple(-(-height // 4) for height in heights)
+    odd = tuple(2 * count - 1 for count in windows)
+    table = replace(table, known={**table.known, odd: 2 * table.known[windows] - 1})
+    compute = table.formula(windows, [odd])
+    assert compute is not None and compute([2 * 10 - 1]) == 10

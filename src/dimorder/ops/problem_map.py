@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
@@ -150,8 +150,18 @@ def transposes(source: AxisOrder, target: AxisOrder, max_rank: int | None) -> li
     >>> transposes((0, 1, 2, 3), (0, 2, 3, 1), 6)
     [(0, 2, 3, 1)]
     """
-    steps = []
-    while max_rank is not None and transpose_rank(source, target) > max_rank:
+    if max_rank is None or transpose_rank(source, target) <= max_rank:
+        return [target]
+    position = {axis: i for i, axis in enumerate(source)}
+    steps = _steps_to(tuple(position[axis] for axis in target), max_rank)
+    return None if steps is None else [tuple(source[i] for i in step) for step in steps]
+
+
+@cache
+def _steps_to(target: AxisOrder, max_rank: int) -> list[AxisOrder] | None:
+    """Return what `transposes` does, from the order 0, 1, 2, …"""
+    steps, source = [], tuple(range(len(target)))
+    while transpose_rank(source, target) > max_rank:
         joined = [order for order in _joined(source, target) if transpose_rank(source, order) <= max_rank]
         if not joined:
             return None

@@ -117,11 +117,8 @@ class SizeTable:
         size = self.size(values)
         if not isinstance(size, SymInt):
             return None
-        # ExecuTorch's modulo of a negative number is negative, as in C++; its floor is Python's.
-        expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
         known = (self.known.get(tuple(each)) for each in others)
-        expression = expression.replace(TruncToInt, _fraction).replace(CeilToInt, _rounded_up)
-        written = express(expression, [None if n is None else n.node.expr for n in known])
+        written = express(_by_floors(size), [None if each is None else _by_floors(each) for each in known])
         if written is None or written.has(*_OF_FLOATS):
             return None
         places = {
@@ -234,6 +231,15 @@ class SizeTable:
     def constant(self, tensor: Tensor) -> Tensor:
         """Return a constant without data."""
         return self.mode.from_tensor(tensor, static_shapes=True)
+
+
+def _by_floors(size: SymInt) -> Any:
+    """Return a size's expression with floors only, whose value is the same in Python and in ExecuTorch.
+
+    ExecuTorch's modulo of a negative number is negative, as in C++.
+    """
+    expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
+    return expression.replace(TruncToInt, _fraction).replace(CeilToInt, _rounded_up)
 
 
 def _modulo(dividend: Any, divisor: Any) -> Any:

@@ -179,14 +179,17 @@ class SymbolicProgram:
 
     def symbols_in(self, size: Any) -> list[Symbol]:
         """Return the dynamic sizes from which a size of the program is computed."""
-        return self._symbols_in(size.node.expr)
+        return self._known_values(size.node.expr)[0]
 
-    def _symbols_in(self, expression: Any) -> list[Symbol]:
-        return [symbol for symbol in self.symbols if self.roots[symbol.name] in expression.free_symbols]
+    def _known_values(self, expression: Any) -> tuple[list[Symbol], dict[tuple[int, ...], int]]:
+        """Return the dynamic sizes in an expression, and its known values by their roots."""
+        if expression not in self._expressions:
+            free = expression.free_symbols
+            self._expressions[expression] = [s for s in self.symbols if self.roots[s.name] in free], {}
+        return self._expressions[expression]
 
     @cached_property
-    def _known_sizes(self) -> dict[Any, tuple[list[Symbol], dict[tuple[int, ...], int]]]:
-        """Return, for each expression, the dynamic sizes in it, and its known values by their roots."""
+    def _expressions(self) -> dict[Any, tuple[list[Symbol], dict[tuple[int, ...], int]]]:
         return {}
 
     @cached_property
@@ -210,9 +213,7 @@ class SymbolicProgram:
 
     def value(self, expression: Any, point: Point) -> int:
         """Return the value of an expression of torch's symbols at a point."""
-        if expression not in self._known_sizes:
-            self._known_sizes[expression] = self._symbols_in(expression), {}
-        symbols, known = self._known_sizes[expression]
+        symbols, known = self._known_values(expression)
         roots = tuple(point[symbol.name] // symbol.step for symbol in symbols)
         if roots not in known:
             own = {self.roots[s.name]: sympy.Integer(r) for s, r in zip(symbols, roots, strict=True)}
