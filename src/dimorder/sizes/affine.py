@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -104,12 +104,49 @@ class Formula:
         return total if self.divisor == 1 else total // self.divisor
 
 
-def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
-    """Return how a number is computed from sizes, or None if that is not found.
+def fit_formulas(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Iterator[Formula]:
+    """Yield the ways in which a number may be computed from sizes.
 
-    A single size is tried first, then an affine function of one size, and a multiple of a product of two
-    sizes. One less than such a product follows, by which variances divide. A fraction of one size, or of such
-    a product, follows. A fixed number less a multiple of a size is tried last.
+    A single size is tried first, then an affine function of one size, then a fixed number less a multiple of
+    one. A multiple of a product of two sizes follows, and one less than such a product, by which variances
+    divide. A fraction of one size, or of such a product, is last.
+
+    Args:
+        values: the number's value at each point.
+        sizes: the values of each size at the same points.
+    """
+    if len(set(values)) == 1:
+        yield Formula(values[0], (), 0)
+        return
+    places = range(len(sizes))
+    for place in places:
+        if tuple(sizes[place]) == tuple(values):
+            yield Formula(1, (place,), 0)
+    for place in places:
+        found = fit_affine(values, sizes[place])
+        if found is not None and found.is_whole:
+            yield Formula(int(found.factor), (place,), int(found.offset))
+    for place in places:
+        line = _line(values, sizes[place])
+        if line is not None and line.is_whole and is_affine(values, sizes[place]):
+            yield Formula(int(line.factor), (place,), int(line.offset))
+    for one, other in itertools.combinations_with_replacement(places, 2):
+        found = fit_affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
+        is_one_less = found is not None and found.factor == 1 and found.offset == -1
+        if found is not None and found.is_whole and (found.offset == 0 or is_one_less):
+            yield Formula(int(found.factor), (one, other), int(found.offset))
+    for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
+        products = [math.prod(each) for each in zip(*(sizes[place] for place in of), strict=True)]
+        if 0 in products:
+            continue
+        parts = {Fraction(value, product) for value, product in zip(values, products, strict=True)}
+        if len(parts) == 1:
+            (part,) = parts
+            yield Formula(part.numerator, of, 0, part.denominator)
+
+
+def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
+    """Return the first of these ways, or None if there is none.
 
     Args:
         values: the number's value at each point.
@@ -126,34 +163,7 @@ def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formul
     >>> fit_formula((37, 35, 31), [(3, 5, 9)])
     Formula(factor=-1, of=(0,), offset=40, divisor=1)
     """
-    if len(set(values)) == 1:
-        return Formula(values[0], (), 0)
-    places = range(len(sizes))
-    for place in places:
-        if tuple(sizes[place]) == tuple(values):
-            return Formula(1, (place,), 0)
-    for place in places:
-        found = fit_affine(values, sizes[place])
-        if found is not None and found.is_whole:
-            return Formula(int(found.factor), (place,), int(found.offset))
-    for one, other in itertools.combinations_with_replacement(places, 2):
-        found = fit_affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
-        is_one_less = found is not None and found.factor == 1 and found.offset == -1
-        if found is not None and found.is_whole and (found.offset == 0 or is_one_less):
-            return Formula(int(found.factor), (one, other), int(found.offset))
-    for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
-        products = [math.prod(each) for each in zip(*(sizes[place] for place in of), strict=True)]
-        if 0 in products:
-            continue
-        parts = {Fraction(value, product) for value, product in zip(values, products, strict=True)}
-        if len(parts) == 1:
-            (part,) = parts
-            return Formula(part.numerator, of, 0, part.denominator)
-    for place in places:
-        line = _line(values, sizes[place])
-        if line is not None and line.is_whole and is_affine(values, sizes[place]):
-            return Formula(int(line.factor), (place,), int(line.offset))
-    return None
+    return next(fit_formulas(values, sizes), None)
 
 
 def fit_quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:

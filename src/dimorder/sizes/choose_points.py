@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from dimorder.sizes.points_apart import (
     find_three,
     first_that_differ,
     products_are_apart,
+    slope,
 )
 from dimorder.sizes.range_sizes import candidate_sizes, ends, is_odd_prime, points_of, sizes_of
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
@@ -169,8 +170,7 @@ class _Chooser:
         program = self.searched
         values = [program.size_at(size, point) for size in program.sizes]
         alike = len(values) - len(set(values)) + sum(value in program.constant_sizes for value in values)
-        roots = [point[symbol.name] // symbol.step for symbol in program.symbols]
-        odd = 10 * sum(not is_odd_prime(root) for root in roots)
+        odd = 10 * sum(not is_odd_prime(root) for root in self._roots(point))
         return 1000 * self.count_unfit(point) + odd + alike, math.prod(point.values())
 
     def are_enough(self, points: Sequence[Point]) -> bool:
@@ -237,13 +237,22 @@ class _Chooser:
         around = zip(symbols, self._around(points[-1], steps), strict=True)
         sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in around]
         near = [point for point in self._among(sizes) if self._is_general(point)]
-        wanted = sum(bool(n.free_symbols) for n in {each.node.expr for each in self._sizes_and_numbers})
-        while near and len(found) < _MOST_POINTS and self._count_apart(found) < wanted:
-            best = max(near, key=lambda point: self._count_apart([*found, point]))
-            if self._count_apart([*found, best]) == self._count_apart(found):
-                break
-            found.append(best)
+        self._extend(found, near, self._count_apart)
+        most = max(map(self._count_alike, found))  # calls that are alike at one point alone become one there
+        primes = [each for each in near if self._is_prime(each) and self._count_alike(each) <= most]
+        self._extend(found, primes, self._count_slopes)
         return found
+
+    def _extend(
+        self, found: list[Point], others: Sequence[Point], count: Callable[[Sequence[Point]], int]
+    ) -> None:
+        """Add those of the other points that increase a count most, one at a time."""
+        wanted = count([*found, *others])
+        while len(found) < _MOST_POINTS and count(found) < wanted:
+            best = max(others, key=lambda point: count([*found, point]))
+            if count([*found, best]) == count(found):
+                return
+            found.append(best)
 
     def _around(self, point: Point, steps: Sequence[int]) -> list[list[int]]:
         """Return the sizes that are some steps away from those of a point."""
@@ -267,14 +276,32 @@ class _Chooser:
         found = [above_one[place][symbol.name] for place in first_that_differ(rows, len(points))]
         return [size for each in found for size in (each, each - symbol.step)]
 
+    def _is_prime(self, point: Point) -> bool:
+        return all(map(is_odd_prime, self._roots(point)))
+
+    def _roots(self, point: Point) -> list[int]:
+        return [point[symbol.name] // symbol.step for symbol in self.searched.symbols]
+
     def _is_general(self, point: Point) -> bool:
         """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
         return not self.count_unfit(point) and are_apart([point])
 
     def _count_apart(self, points: Sequence[Point]) -> int:
         """Return how many of the sizes and numbers differ between the points, and from one another."""
+        return len(self._varying(points))
+
+    def _count_slopes(self, points: Sequence[Point]) -> int:
+        """Return how many of them are no affine functions of one another, such as H // 2 and H // 4."""
+        return len(set(map(slope, self._varying(points))))
+
+    def _count_alike(self, point: Point) -> int:
+        """Return how many of the sizes and numbers are equal to another one at a point."""
+        values = [self.program.size_at(each, point) for each in self._sizes_and_numbers]
+        return len(values) - len(set(values))
+
+    def _varying(self, points: Sequence[Point]) -> list[tuple[int, ...]]:
         values = {tuple(self.program.size_at(s, point) for point in points) for s in self._sizes_and_numbers}
-        return sum(len(set(each)) > 1 for each in values)
+        return [each for each in values if len(set(each)) > 1]
 
     @property
     def _sizes_and_numbers(self) -> list[Any]:

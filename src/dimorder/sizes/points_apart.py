@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 _MOST_FIRST = 64  # first points of three that are tried
@@ -90,3 +91,14 @@ def are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
     """
     steps = [(x - a[0], y - b[0]) for x, y in zip(a, b, strict=True)]
     return all(x * w == z * y for (x, y), (z, w) in itertools.combinations(steps, 2))
+
+
+def slope(values: Sequence[int]) -> tuple[int, ...]:
+    """Return what a size that varies has in common with all affine functions of it.
+
+    >>> slope([7, 3, 5]) == slope([4, 2, 3]), slope([7, 3, 5]) == slope([7, 3, 4])
+    (True, False)
+    """
+    steps = [value - values[0] for value in values]
+    unit = math.gcd(*steps) * (1 if next(filter(None, steps)) > 0 else -1)
+    return tuple(step // unit for step in steps)

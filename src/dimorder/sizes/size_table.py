@@ -28,7 +28,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from dimorder.capture.claims import holds
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
-from dimorder.sizes.affine import Formula, fit_formula, fit_quotient
+from dimorder.sizes.affine import Formula, fit_formula, fit_formulas, fit_quotient
 from dimorder.sizes.express_sizes import express, place_symbols, remainders_repeat_after
 
 _MOST_PARTS = 2**10  # of a fraction of a size: with more, a float is rounded
@@ -62,12 +62,12 @@ class SizeTable:
             return values[0]
         if tuple(values) in self.known:
             return self.known[tuple(values)]
-        formula = fit_formula(values, list(self.known))
-        if formula is None:
-            return self._difference(values)
-        size: SymInt = formula(list(self.known.values()))
-        hint = size.node.hint
-        return None if hint is not None and hint < 0 else size  # it is the size at these points alone
+        for formula in fit_formulas(values, list(self.known)):
+            size: SymInt = formula(list(self.known.values()))
+            hint = size.node.hint
+            if hint is None or hint >= 0:  # else it is the size at these points alone
+                return size
+        return self._difference(values)
 
     def _difference(self, values: Sequence[int]) -> SymInt | None:
         """Return the difference of two sizes that has these values at the points, or None."""
