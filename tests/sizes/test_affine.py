@@ -12,6 +12,7 @@ import dimorder
 from dimorder.contract import Symbol
 from dimorder.sizes.affine import (
     AffineFunction,
+    Formula,
     corner_weights,
     fit_affine,
     fit_formula,
@@ -59,3 +60,9 @@ def test_no_other_module_fits_sizes() -> None:
     folder = Path(dimorder.__file__).parent
     fits = [file for file in folder.rglob("*.py") if "Fraction(" in file.read_text() and "sizes" in str(file)]
     assert [file.name for file in fits] == ["affine.py"]
+
+
+def test_a_fixed_number_less_a_size_is_likelier_than_a_product() -> None:
+    windows, remainders, others = (8, 12, 16, 16), (2, 1, 0, 3), (4, 4, 5, 0)
+    found = fit_formula((8, 4, 0, 0), [windows, remainders, others])
+    assert found == Formula(-1, (0,), 16)

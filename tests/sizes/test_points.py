@@ -15,6 +15,7 @@ import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.export_symbolic import export_symbolic
+from dimorder.sizes.points_apart import are_in_line
 from tests.marks import require_runtime
 from tests.sizes.symbols import errors
 from tests.small_networks import OneInput
@@ -183,3 +184,25 @@ def test_a_size_that_int_would_fix_stays_dynamic() -> None:
     for height, width in ((12, 12), (42, 18), (24, 36)):
         x = torch.randn(2, 3, height, width)
         torch.testing.assert_close(lowered(x), module(x))
+
+
+class Windows(nn.Module):
+    """Cuts a map into windows of 2 and of 4, after padding it to whole windows."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for size in (2, 4):
+            down, right = ((size - length % size) % size for length in x.shape[2:])
+            padded = F.pad(x.relu(), (0, right, 0, down))
+            found.append(padded.unflatten(3, (-1, size)).unflatten(2, (-1, size)))
+        return tuple(found)
+
+
+def test_no_two_counts_of_windows_are_in_line() -> None:
+    height, width = Dim("H", min=5, max=14), Dim("W", min=5, max=14)
+    program = export_symbolic(Windows(), (torch.randn(1, 3, 8, 12),), None, ({2: height, 3: width},))
+    assert program is not None
+    points = specialization_points(program)
+    for name in "HW":
+        halves, quarters = ([-(-point[name] // size) for point in points] for size in (2, 4))
+        assert len(set(quarters)) > 1 and not are_in_line(halves, quarters)
