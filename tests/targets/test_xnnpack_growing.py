@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,45 @@ def test_means_of_integers_and_halves_grow(dtype: torch.dtype, tmp_path: Path) -
         for count in counts:
             x = pictures(count, dtype)
             assert torch.equal(program(x), dimorder.load(file)(x))
+
+
+class Gate(nn.Module):
+    """A gate for each channel, computed from its mean over all pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.squeeze = nn.Conv2d(3, 368, 1), nn.Conv2d(368, 38, 1)
+        self.excite, self.last = nn.Conv2d(38, 368, 1), nn.Conv2d(368, 368, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        gate = self.excite(self.squeeze(x.mean((2, 3), keepdim=True)).relu())
+        return self.last(x * gate.sigmoid())
+
+
+N, H, W = Dim("N", min=1, max=8), Dim("H", min=1, max=6), Dim("W", min=1, max=6)
+
+
+def test_a_mean_of_integers_is_right_when_one_size_grows_and_another_shrinks(tmp_path: Path) -> None:
+    """XNNPACK would plan its memory in the second call, for 3 pictures, and not in the third, for 4."""
+    torch.manual_seed(0)
+    few, middle, many = calls = [torch.randn(shape) for shape in ((4, 3, 1, 1), (3, 3, 3, 5), (1, 3, 6, 6))]
+    quantized = dimorder.quantize(Gate(), [(x,) for x in calls], dynamic_shapes=({0: N, 2: H, 3: W},))
+    dimorder.lower(quantized, target="xnnpack").save(tmp_path / "net.pte")
+    program = dimorder.load(tmp_path / "net.pte")
+    for x in (few, middle, few, many, few):
+        assert torch.equal(program(x), dimorder.load(tmp_path / "net.pte")(x))
+
+
+class Average(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize(("sizes", "casts"), [({2: H, 3: W}, 0), ({0: N}, 2)])
+def test_a_mean_of_halves_for_a_dynamic_batch_is_computed_in_float32(
+    sizes: dict[int, Dim], casts: int, kinds: Counter[str]
+) -> None:
+    x = torch.randn(3, 5, 4, 6).half()
+    dimorder.lower(Average(), (x,), target="xnnpack", input_orders="NHWC", dynamic_shapes=(sizes,))
+    assert kinds["Convert"] == casts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -51,6 +51,7 @@ class IntegerKernel:
         weights: The names of the arguments that are its weights.
         clamps: Whether it clamps its result.
         chooses: Whether it only chooses among the elements of operands, so that integers keep their type.
+        of_dynamic_size: Why it gives no result of a dynamic size, or None.
         unmet_dynamic: Takes the token of each element of floats that are quantized dynamically. Returns why
             the kernel cannot read these, or None.
     """
@@ -59,6 +60,7 @@ class IntegerKernel:
     weights: tuple[str, ...] = ()
     clamps: bool = False
     chooses: bool = False
+    of_dynamic_size: str | None = None
     unmet_dynamic: Callable[[Tensor], str | None] = lambda tokens: "no kernel of it quantises dynamically"
 
 
@@ -99,6 +101,7 @@ def fuse_quantized(
     parts: Mapping[Node, int],
     rules: Mapping[Any, KernelRule],
     constant_type: Callable[[Tensor], IntegerType | None],
+    dynamic: Collection[Node] = (),
 ) -> FusedProgram:
     """Return how a target computes each float call of a quantized program.
 
@@ -109,8 +112,9 @@ def fuse_quantized(
             pass each other floats as floats.
         rules: How the target computes each operator. Operators that always move elements need no rule.
         constant_type: Returns the type of the integers by which a kernel reads a constant, or None.
+        dynamic: The calls whose results have dynamic sizes.
     """
-    fuser = _Fuser(constants, parts, rules, constant_type)
+    fuser = _Fuser(constants, parts, rules, constant_type, dynamic)
     for node in graph.nodes:
         if node in parts and fuser.computes_with_floats(node):
             fuser.add(node)
@@ -123,6 +127,7 @@ class _Fuser:
     parts: Mapping[Node, int]
     rules: Mapping[Any, KernelRule]
     constant_type: Callable[[Tensor], IntegerType | None]
+    dynamic: Collection[Node]
     found: dict[Node, Annotation] = field(default_factory=dict)
 
     @cached_property
@@ -174,6 +179,8 @@ class _Fuser:
             return None
         if rule is None or isinstance(rule, str):
             return _island(rule or NO_KERNEL)
+        if rule.of_dynamic_size and node in self.dynamic:
+            return _island(rule.of_dynamic_size)
         dequantized = [each.type for each in operands if each is not None and each.how is How.DEQUANTIZED]
         types = [of for of in dequantized if of is not None]
         known = types if len(types) == len(operands) else None

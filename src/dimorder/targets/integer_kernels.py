@@ -149,7 +149,13 @@ def _same(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
 
 FUNCTION, CHOICE, SELECTION = _kernel(), _kernel(chooses=True), _kernel(_same)
 TIMES, TIMES_ONES = _kernel(_product, clamps=True), _kernel(_times_ones, clamps=True)
-MATRICES, MEAN = _kernel(_matrices), _kernel(_ratio(2**-8, 2**8))
+MATRICES = _kernel(_matrices)
+# XNNPACK adds up halves and integers in memory as large as the result. When sizes change, it may plan that
+# memory for fewer elements than the result has later, and then writes past its end (static-reduce.c).
+MEAN = _kernel(
+    _ratio(2**-8, 2**8),
+    of_dynamic_size="a mean of a dynamic number of results, for which XNNPACK may plan too little memory",
+)
 PLUS = _kernel(_ratio(2**-10, 2**8), clamps=True)
 
 

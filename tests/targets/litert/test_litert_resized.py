@@ -108,3 +108,28 @@ def test_several_threads_may_call_one_program(is_signature: bool, tmp_path: Path
         thread.join()
     sys.setswitchinterval(interval)
     assert len(errors) == 200 and max(errors) < 1e-4
+
+
+class Squeezed(nn.Module):
+    """The mean over all pixels of a convolution, quantised by the linear that reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize(("dims", "islands"), [((2, 3), 0), ((0,), 1), ((0, 2, 3), 1)])
+def test_a_mean_of_integers_for_a_dynamic_batch_is_computed_in_float32(
+    dims: tuple[int, ...], islands: int
+) -> None:
+    """XNNPACK may add its integers up in the memory of other values: 13 of 28 results of regnety_002."""
+    pytest.importorskip("executorch")
+    torch.manual_seed(0)
+    sizes = ({dim: Dim(f"D{dim}", min=3 if dim else 1, max=9) for dim in dims},)
+    calls = [(torch.randn(2, 3, 6, 5),), (torch.randn(2, 3, 6, 5),)]
+    quantized = dimorder.quantize(Squeezed(), calls, target="litert", dynamic_shapes=sizes)
+    reasons = [why for _, why in dimorder.lower(quantized, target="litert").plan.float_islands]
+    assert [why.startswith("a mean of a dynamic number of results") for why in reasons] == [True] * islands

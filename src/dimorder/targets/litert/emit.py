@@ -59,15 +59,27 @@ class WrittenGraph:
         return seal(serialize({SIGNATURE: self.graph}, self.metadata))
 
 
-def fused_program(program: ExportedProgram, operators: Table) -> FusedProgram:
-    """Return what the file of a program computes in integers."""
+def calls_of_dynamic_size(program: ExportedProgram) -> set[str]:
+    """Return the names of the calls whose results have dynamic sizes."""
+    return {
+        node.name
+        for node in program.graph.nodes
+        if not all(type(n) is int for value in tensors_in(node.meta.get("val")) for n in value.shape)
+    }
+
+
+def fused_program(program: ExportedProgram, operators: Table, dynamic: Collection[str] = ()) -> FusedProgram:
+    """Return what the file of a program of fixed sizes computes in integers.
+
+    `dynamic` names the calls whose results have dynamic sizes in what it is merged into.
+    """
     if not is_quantized(program.graph_module):
         return FusedProgram()
     constants = read_signature(program).constants
     calls = [node for node in program.graph.nodes if node.op == "call_function" and node not in constants]
-    return fuse_quantized(
-        program.graph, constants, dict.fromkeys(calls, 0), operators.kernel_rules, operand_type
-    )
+    sized = {node for node in calls if node.name in dynamic}
+    parts = dict.fromkeys(calls, 0)
+    return fuse_quantized(program.graph, constants, parts, operators.kernel_rules, operand_type, sized)
 
 
 def write(program: ExportedProgram, contract: Contract, operators: Table) -> WrittenGraph:
@@ -99,8 +111,8 @@ def _graph_for_ranges(
     """Return one graph for all sizes, from those at a few points, and the integers of its quantize nodes."""
     operators = with_moves(operators, SLICE, FLIP)
     programs, table = specialize_each(program, contract.symbols)
-    pairs = zip(programs, _dynamic_sizes(programs), strict=True)
-    written = [_graph(each, contract, operators, sizes) for each, sizes in pairs]
+    pairs, dynamic = zip(programs, _dynamic_sizes(programs), strict=True), calls_of_dynamic_size(program)
+    written = [_graph(each, contract, operators, dynamic, sizes) for each, sizes in pairs]
     nodes = {node.name: node for node in program.graph.nodes}
     try:
         merged = merge_graphs([graph for graph, _ in written], table)
@@ -131,13 +143,15 @@ def _graph(
     program: ExportedProgram,
     contract: Contract,
     operators: Table,
+    dynamic: Collection[str] = (),
     varying: Mapping[Node, Collection[int]] = MappingProxyType({}),
 ) -> tuple[TfLiteGraph, Mapping[Node, View[LiteRtValue]]]:
     """Return the graph of a program with fixed sizes, and the integers of its quantize nodes.
 
-    `varying` are the sizes of each node that are dynamic in what it is merged into.
+    `dynamic` names the calls whose results have dynamic sizes in what the graph is merged into. `varying` are
+    the dynamic sizes of each node there.
     """
-    signature, fused = read_signature(program), fused_program(program, operators)
+    signature, fused = read_signature(program), fused_program(program, operators, dynamic)
     count = len(signature.state)
     inputs, outputs = signature.inputs[count:], signature.outputs[count:]
     for node in inputs:

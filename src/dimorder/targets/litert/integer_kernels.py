@@ -129,7 +129,7 @@ def _sum(a: Arguments) -> FoundKernel:
     def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
         return MEAN.unmet([replace(of, scale=of.scale * count) for of in operands], result)
 
-    return IntegerKernel(unmet) if count > 1 else MOVE
+    return replace(MEAN, unmet=unmet) if count > 1 else MOVE
 
 
 def _avg_pool(a: Arguments) -> FoundKernel:

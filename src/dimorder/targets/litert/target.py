@@ -29,7 +29,7 @@ from dimorder.sizes.specialization import specialize
 from dimorder.targets import by_xnnpack
 from dimorder.targets.base import Artifact, DynamicSizes, Signatures, Target, TargetFiles, TargetRuntime
 from dimorder.targets.litert import INFO
-from dimorder.targets.litert.emit import WrittenGraph, fused_program, write
+from dimorder.targets.litert.emit import WrittenGraph, calls_of_dynamic_size, fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
 from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
@@ -126,7 +126,7 @@ def join(artifacts: Mapping[str, TfLite], share_state: bool) -> bytes:
 
 def _fused(table: Table, program: ExportedProgram, contract: Contract) -> FusedProgram:
     fixed = specialize(program, contract.symbols).program if program.range_constraints else program
-    return fused_program(fixed, table)
+    return fused_program(fixed, table, calls_of_dynamic_size(program))
 
 
 def _require_in_delegate(written: WrittenGraph, program: ExportedProgram, contract: Contract) -> None:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
-from dimorder.graph.dynamic_sizes import DynamicCall
+from dimorder.graph.dynamic_sizes import DynamicCall, is_fixed
 from dimorder.graph.nodes import results
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.annotations import FusedProgram
@@ -83,9 +83,9 @@ class Partition:
         if not is_quantized(self.program.graph_module):
             return FusedProgram()
         parts = {node: stage for node, stage in self.stage.items() if self.is_computed(node)}
-        return fuse_quantized(
-            self.program.graph, self.constants, parts, self.operators.kernel_rules, operand_type
-        )
+        sized = {node for node in self.dynamic if not all(map(is_fixed, self.shapes(node)))}
+        rules = self.operators.kernel_rules
+        return fuse_quantized(self.program.graph, self.constants, parts, rules, operand_type, sized)
 
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
         for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):

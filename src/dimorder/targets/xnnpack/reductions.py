@@ -105,9 +105,9 @@ def _reduce(mean: bool) -> Build:
 
 
 def _is_over_space(a: Arguments) -> bool:
-    """Return whether a mean is one node, which adds up in float32."""
+    """Return whether a mean is one node, which adds up in float32; see `MEAN` for a dynamic size."""
     rank = len(a.shape) if a.keepdim else len(a.shape) + len(a.dim or ())
-    return is_float16(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
+    return is_float16(a) and is_fixed(a.shape) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
 
 
 def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:

@@ -19,7 +19,6 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 )
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 
-from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.targets.xnnpack.graph import (
     NONE_ID,
     XnnBytes,
@@ -105,14 +104,13 @@ def serialize(graph: XnnGraph, more: Sequence[int] = ()) -> tuple[bytes, NamedDa
     outputs = [*graph.outputs, *more]
     external = {index: position for position, index in enumerate([*graph.inputs, *outputs])}
     data, read = _ConstantStore(), {index for node in graph.nodes for index in reads_of(node.xnode_union)}
-    small = _means_with_memory(graph)
     values = []
     for value in graph.values:
         stored = value.constant if value.id in read else None
         tensor = schema.XNNTensorValue(
             datatype=value.datatype,
             num_dims=len(value.shape),
-            dims=[1 if value.id in small and isinstance(d, DynamicSize) else int(d) for d in value.shape],
+            dims=list(map(int, value.shape)),
             constant_buffer_idx=0 if stored is None else data.place(stored.stored, value.is_inline),
             external_id=external.get(value.id, NONE_ID),
             flags=_flags(value, value.id in more),
@@ -133,16 +131,6 @@ def serialize(graph: XnnGraph, more: Sequence[int] = ()) -> tuple[bytes, NamedDa
     # XNNPACK may read some bytes past the end of a constant.
     blob = serialize_xnnpack_binary(made, data.inline + bytes(CONSTANT_TENSOR_ALIGNMENT))
     return blob, data.named.get_named_data_store_output()
-
-
-def _means_with_memory(graph: XnnGraph) -> set[int]:
-    """Return the results of means of integers and halves, which need memory to add up in.
-
-    XNNPACK plans that memory anew only when a result grows beyond the size that it knows. Declared with 1 in
-    place of its dynamic sizes, the result is as large as in the largest call so far.
-    """
-    means = [node.xnode_union.output_id for node in graph.nodes if kind_of(node) == "GlobalAvgPooling2d"]
-    return {index for index in means if not graph.values[index].is_of_float32}
 
 
 def _flags(value: XnnValue, is_more: bool) -> int:
