@@ -48,6 +48,20 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 HALVES = torch.arange(-128, 128).to(torch.int8).reshape(1, 256)
 
 
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_means_on_a_half_are_rounded_as_the_kernel_does_it(target: str) -> None:
+    """The mean of 6 is a sum times 5 / 12, but less in float32: each of its two quotients is rounded."""
+    if target == "litert":
+        pytest.importorskip("ai_edge_litert")
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return quantised(quantised(x, 0.03, 0).mean((1, 2), keepdim=True), 0.012, 0)
+
+    x = torch.randn(5, 3, 2, 40, generator=torch.Generator().manual_seed(0))
+    assert not dimorder.lower(Mean(), (x,), target=target).plan.float_islands
+
+
 @pytest.mark.parametrize("result", [(0.0494, -8), (0.0494, -9), (0.0988, 2)])
 def test_integers_on_a_half_are_rounded_as_the_kernel_does_it(result: tuple[float, int]) -> None:
     """Twice or four times the scale: half of the integers, or a quarter, lie on a half of the new one."""

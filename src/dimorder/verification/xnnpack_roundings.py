@@ -97,9 +97,10 @@ def scaled_mean(x: Tensor, of: IntegerType, dims: Sequence[int], result: Integer
     """Round the sum over dimensions times a float32 scale, plus an offset in float32 for the zero points.
 
     XNNPACK's kernels scale the sum as it is, and subtract the zero points afterwards. `dims` keep size 1.
+    The scale is a product of two quotients, each of which is rounded to float32 (microparams-init.c).
     """
     taps = math.prod(x.shape[d] for d in dims)
-    factor = torch.tensor(of.scale / (result.scale * taps), dtype=torch.float32)
+    factor = torch.tensor(of.scale) / result.scale * torch.tensor(1.0 / taps)
     offset = result.zero_point - taps * of.zero_point * factor
     return offset_then_round(x.double().sum(tuple(dims), keepdim=True).to(torch.float32) * factor, offset)
 
