@@ -173,6 +173,20 @@ def test_functions_that_choose_without_a_step(name: str) -> None:
     assert found.snr_db is not None and found.snr_db > 55
 
 
+@pytest.mark.parametrize("name", ["entr", "xlogy"])
+def test_a_function_that_is_infinite_out_of_reach(name: str) -> None:
+    """A sigmoid gives no negative numbers, for which these functions are infinite or undefined."""
+
+    def compute(x: Tensor) -> Tensor:
+        x = x.sigmoid()
+        return torch.special.entr(x) if name == "entr" else torch.xlogy(x, x)
+
+    x = 3 * torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    quantized = dimorder.quantize(Net(lambda m, x: compute(x)), [(x,)], "int16x8", target="tosa")
+    (found,) = quantized.compare(lower(quantized, (x,)))
+    assert found.snr_db is not None and found.snr_db > 55
+
+
 @pytest.mark.parametrize("target", ["tosa", "ethos-u55-128", "ethos-u85-256"])
 @pytest.mark.parametrize(
     "how",

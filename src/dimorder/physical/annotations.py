@@ -42,6 +42,8 @@ class Annotation:
         tokens: The token of each element that a reader may quantize dynamically.
         reason: Why a call is a float island.
         function: The result for each integer of `type`, from the lowest on, of a function of one value.
+        reach: The first and the last integer of `type` that the value has, if that is known. They are counted
+            from the lowest of the type on.
         source: The value that it is a function of, as `position_key` names values.
         origin: The value as a function of an earlier source, from which `type` integers were rounded.
     """
@@ -53,6 +55,7 @@ class Annotation:
     tokens: Tensor | None = None
     reason: str = ""
     function: Tensor | None = None
+    reach: tuple[int, int] | None = None
     source: Hashable = None
     origin: Annotation | None = None
 

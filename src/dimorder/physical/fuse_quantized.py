@@ -30,6 +30,7 @@ from dimorder.physical.integer_functions import (
     is_smooth,
     position_key,
     rounded_levels,
+    with_finite_ends,
 )
 from dimorder.physical.tokens import moved_tokens, token_numbers
 from dimorder.physical.wasted_levels import clamp_range
@@ -161,7 +162,8 @@ class _Fuser:
         if is_cast or node.target is operator.getitem:
             return None
         if node.target is DEQUANTIZE:
-            return Annotation(How.DEQUANTIZED, _type_of(node), origin=self._rounded(node))
+            reach = self._reach(node)
+            return Annotation(How.DEQUANTIZED, _type_of(node), origin=self._rounded(node), reach=reach)
         if node.target is FAKE_QUANTIZE_DYNAMIC:
             return Annotation(How.TOKENS, tokens=token_numbers(node))
         if isinstance(rule, WideKernel):
@@ -256,12 +258,12 @@ class _Fuser:
             return None
         if any(each.numel() != 1 for each in constants.values()):
             return None
-        of, source = next((each.type, each.source) for each in operands.values())
-        function = computed(node, numbers, constants)
+        of, source, reach = next((each.type, each.source, each.reach) for each in operands.values())
+        function = with_finite_ends(computed(node, numbers, constants), reach)
         chooses = any(each.dtype == torch.bool for each in numbers.values())
         if chooses and of is not None and of.dtype == torch.int16 and not is_smooth(function):
             return None  # a TABLE of int16 interpolates, and a choice may have steps
-        return Annotation(How.FUNCTION, of, function=function, source=source)
+        return Annotation(How.FUNCTION, of, function=function, source=source, reach=reach)
 
     def _rounded(self, dequantize: Node) -> Annotation | None:
         """Return a dequantized value as a function of the source of the value that was quantized, or None."""
@@ -272,12 +274,17 @@ class _Fuser:
             return None
         if torch.int16 in (before.type.dtype, _type_of(dequantize).dtype):
             return None
-        given = bound(integers.target, integers.args, integers.kwargs)
-        levels = rounded_levels(before.numbers, _type_of(integers)).clamp(
-            given["quant_min"], given["quant_max"]
-        )
-        numbers = dequantized_numbers(_type_of(dequantize), levels)
+        numbers = dequantized_numbers(_type_of(dequantize), _levels(before.numbers, integers))
         return replace(before, how=How.FUNCTION, function=numbers)
+
+    def _reach(self, dequantize: Node) -> tuple[int, int] | None:
+        """Return the places of the first and the last integer that a function of one value is rounded to."""
+        (integers,) = dequantize.all_input_nodes
+        before = self.found.get(integers.all_input_nodes[0]) if integers.target is QUANTIZE else None
+        if before is None or before.function is None:
+            return None
+        levels = _levels(before.function, integers) - _type_of(dequantize).low
+        return int(levels.min()), int(levels.max())
 
     def _source(self, value: Node) -> Hashable:
         """Return a key of the value that a value is a function of."""
@@ -362,3 +369,9 @@ def _type_of(node: Node) -> IntegerType:
 
 def _is_truth(annotation: Annotation) -> bool:
     return annotation.function is not None and annotation.function.dtype == torch.bool
+
+
+def _levels(numbers: Tensor, quantize: Node) -> Tensor:
+    """Return the integers to which a call rounds numbers."""
+    given = bound(quantize.target, quantize.args, quantize.kwargs)
+    return rounded_levels(numbers, _type_of(quantize)).clamp(given["quant_min"], given["quant_max"])

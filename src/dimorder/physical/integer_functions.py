@@ -86,6 +86,17 @@ def is_smooth(numbers: Tensor) -> bool:
     return not bool(((apart > numbers.abs().max() * 2**-10) & (apart > 4 * near)).any())
 
 
+def with_finite_ends(numbers: Tensor, reach: tuple[int, int] | None) -> Tensor:
+    """Return numbers, with the nearest one in reach for each out of reach, unless all are finite.
+
+    >>> with_finite_ends(torch.tensor([-2.0, -1.0, 1.0, 2.0]).log(), (2, 3))
+    tensor([0.0000, 0.0000, 0.0000, 0.6931])
+    """
+    if reach is None or numbers.dtype == torch.bool or bool(numbers.isfinite().all()):
+        return numbers
+    return numbers[torch.arange(len(numbers)).clamp(*reach)]
+
+
 def exact_type(of: IntegerType, numbers: Tensor) -> IntegerType | None:
     """Return the type of integers that stand for the numbers exactly, or None.
 
