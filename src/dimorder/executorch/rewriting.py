@@ -138,9 +138,9 @@ def written_buffers(program: ExportedProgram) -> dict[int, Node]:
 def contiguous_results(program: ExportedProgram) -> ExportedProgram:
     """Return the program with contiguous results where sizes of 1 gave the same memory a label of its own.
 
-    ExecuTorch labels a channels-last image of one channel (0, 2, 1, 3), which its runtime refuses, and one of
-    one pixel NHWC, which XNNPACK's delegate refuses. Values that are copied next are made contiguous too: the
-    copy may be outside of the delegate.
+    ExecuTorch labels a channels-last image of one channel (0, 2, 1, 3), which its runtime refuses. It labels
+    one of one pixel NHWC, which XNNPACK's delegate refuses. Values that are copied next are made contiguous
+    too: the copy may be outside of the delegate.
     """
     odd = {
         node.name for node in program.graph.nodes if _is_mislabelled(node) and any(map(_leaves, node.users))
