@@ -14,6 +14,7 @@ from torch.export import Dim
 pytest.importorskip("executorch")
 
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from executorch.exir.schema import CompileSpec
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
@@ -68,15 +69,18 @@ def test_tables_that_contradict_each_other_are_refused(read, damaged):
 
 
 @pytest.mark.parametrize("read", [check_file, load, graph_of_file])
-@pytest.mark.parametrize("kind", ["operators", "delegates"])
-def test_an_operator_or_a_delegate_without_a_name_is_damage(read, kind, tmp_path):
+@pytest.mark.parametrize("kind", ["operators", "delegates", "compile_specs"])
+def test_an_operator_a_delegate_or_a_compile_spec_without_a_name_is_damage(read, kind, tmp_path):
     x = torch.ones(2, 3, 11, 9)
-    file = deserialize_pte_binary(export_pte(Conv(3), (x,), None, xnnpack=kind == "delegates"))
-    (one, *_) = getattr(file.program.execution_plan[0], kind)
-    setattr(one, "name" if kind == "operators" else "id", None)
+    file = deserialize_pte_binary(export_pte(Conv(3), (x,), None, xnnpack=kind != "operators"))
+    plan = file.program.execution_plan[0]
+    if kind == "compile_specs":
+        plan.delegates[0].compile_specs.append(CompileSpec("", b""))
+    (one, *_) = getattr(plan.delegates[0] if kind == "compile_specs" else plan, kind)
+    setattr(one, {"operators": "name", "delegates": "id", "compile_specs": "key"}[kind], None)
     path = tmp_path / "net.pte"
     path.write_bytes(bytes(serialize_pte_binary(file)))
-    with pytest.raises(ContractError, match="an operator or a delegate without a name"):
+    with pytest.raises(ContractError, match="an operator, a delegate or a compile spec without a name"):
         read(str(path))
 
 

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 
 from dimorder.executorch.xnn_blob import (
     BACKEND_ID,
+    EXTERNAL_INPUT,
     TENSOR_DIMS,
+    TENSOR_EXTERNAL_ID,
+    TENSOR_FLAGS,
     TRANSPOSE_PERM,
     FlatRecord,
     delegate_blob,
@@ -34,8 +37,7 @@ from dimorder.runtime.kernels import (
 )
 
 # Positions of fields in their tables, in the order of schema.fbs.
-_TENSOR_EXTERNAL_ID, _TENSOR_FLAGS = 4, 5
-_INPUT, _OUTPUT = 1, 2  # flags
+_OUTPUT = 2  # a flag
 _NODE_HANDLE = 2  # of an XNode, whose union takes two positions
 _PAD_BEFORE, _PAD_AFTER = 0, 1
 _INSERTED = 65535  # the handle of a node that stands for no operator of the network: a change of order
@@ -101,7 +103,7 @@ class Misread(NamedTuple):
     verdict: KernelVerdict
 
 
-class _Node(NamedTuple):
+class DelegateNode(NamedTuple):
     """A node of a delegate; `perm` is that of a transpose, and "inserted" one that only changes an order."""
 
     kind: str
@@ -141,17 +143,17 @@ class _DelegateValues:
     def __init__(self, graph: FlatRecord, arguments: Sequence[Any]) -> None:
         tensors = tensors_of_graph(graph)
         self.dims = {key: tensor.numbers(TENSOR_DIMS) for key, tensor in tensors.items()}
-        self.nodes = [_node(*each) for each in nodes_of_graph(graph)]
+        self.nodes = delegate_nodes(graph)
         self.nhwc, self.at_runtime, self.outputs = (
             set[int](),
             dict[int, tuple[int, ...]](),
             dict[int, tuple[int, ...]](),
         )
         for key, tensor in tensors.items():
-            flags = tensor.number(_TENSOR_FLAGS)
-            if not flags & (_INPUT | _OUTPUT):
+            flags = tensor.number(TENSOR_FLAGS)
+            if not flags & (EXTERNAL_INPUT | _OUTPUT):
                 continue
-            argument = arguments[tensor.number(_TENSOR_EXTERNAL_ID)]
+            argument = arguments[tensor.number(TENSOR_EXTERNAL_ID)]
             given = tuple(argument.sizes[dim] for dim in argument.dim_order)
             # A dynamic size may differ, which says nothing about the order.
             is_moved = given != self.dims[key] and sorted(given) == sorted(self.dims[key])
@@ -183,7 +185,7 @@ class _DelegateValues:
             if given != self.at_runtime.get(key, self.dims[key]):
                 yield _misread("an output", len(given), SAME, "refused")
 
-    def _is_nhwc(self, node: _Node) -> bool:
+    def _is_nhwc(self, node: DelegateNode) -> bool:
         """Return whether a result lies in NHWC; ExecuTorch brings all operands of a node into one order."""
         if len(self.dims[node.gives]) != 4 or node.kind in _GIVE_NCHW:
             return False
@@ -191,7 +193,7 @@ class _DelegateValues:
             return node.perm == _NHWC
         return node.kind in _GIVE_NHWC or not self.nhwc.isdisjoint(node.reads)
 
-    def _dims_at_runtime(self, node: _Node, moved: int) -> tuple[int, ...] | None:
+    def _dims_at_runtime(self, node: DelegateNode, moved: int) -> tuple[int, ...] | None:
         """Return the dims of the result if it is right although an operand has other dims, else None."""
         dims, at_runtime = self.dims[moved], self.at_runtime[moved]
         if node.perm:
@@ -204,7 +206,7 @@ class _DelegateValues:
             return None
         return tuple(result[dim] if dim in touched else size for dim, size in enumerate(at_runtime))
 
-    def _touched_dims(self, node: _Node, moved: int) -> Collection[int] | None:
+    def _touched_dims(self, node: DelegateNode, moved: int) -> Collection[int] | None:
         """Return the dims of an operand that a node does not treat alike; None if that is not known."""
         rank, last = len(self.dims[moved]), len(self.dims[moved]) - 1
         if node.kind in _LAST_DIM:
@@ -223,13 +225,21 @@ class _DelegateValues:
         return None
 
 
-def _node(number: int, table: FlatRecord, entry: FlatRecord) -> _Node:
+def delegate_nodes(graph: FlatRecord) -> list[DelegateNode]:
+    """Return the nodes of a graph in its order."""
+    return [_node(*each) for each in nodes_of_graph(graph)]
+
+
+def _node(number: int, table: FlatRecord, entry: FlatRecord) -> DelegateNode:
     """Return a node from its number in XNodeUnion, its own table, and its XNode."""
+    if not 0 < number <= len(_KINDS):
+        raise ValueError(f"a node of kind {number}")
     kind = _KINDS[number - 1]
     inputs, output = _FIELDS[kind]
+    reads, gives = [table.number(place) for place in inputs], table.number(output)
     perm = table.numbers(TRANSPOSE_PERM) if kind == "StaticTranspose" else ()
     is_inserted = bool(perm) and entry.number(_NODE_HANDLE) == _INSERTED
-    return _Node(kind, [table.number(i) for i in inputs], table.number(output), perm, is_inserted, table)
+    return DelegateNode(kind, reads, gives, perm, is_inserted, table)
 
 
 def _misread(kind: str, rank: int, letter: str, verdict: KernelVerdict) -> Misread:

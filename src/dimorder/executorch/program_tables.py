@@ -27,7 +27,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
             "named_data": (7, "[NamedData]"),
         },
         "BackendDelegateInlineData": {"data": (0, "bytes")},
-        "NamedData": {"key": (0, "text")},
+        "NamedData": {"key": (0, "text"), "segment_index": (1, "number")},
         "DataSegment": {"offset": (0, "size"), "size": (1, "size")},
         "ExecutionPlan": {
             "name": (0, "text"),
@@ -43,23 +43,33 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
             "scalar_type": (0, "ScalarType"),
             "sizes": (2, "[i]"),
             "dim_order": (3, "[B]"),
+            "data_buffer_idx": (5, "number"),
             "allocation_info": (6, "AllocationDetails"),
             "shape_dynamism": (8, "TensorShapeDynamism"),
+            "extra_tensor_info": (9, "ExtraTensorInfo"),
         },
+        "ExtraTensorInfo": {"location": (2, "TensorDataLocation")},
         "AllocationDetails": {
             "memory_id": (0, "number"),
             "memory_offset_low": (1, "number"),
             "memory_offset_high": (2, "number"),
         },
         "String": {"string_val": (0, "text")},
+        "IntList": {"items": (0, "[q]")},
         "TensorList": {"items": (0, "[i]")},
         "OptionalTensorList": {"items": (0, "[i]")},
         "Operator": {"name": (0, "text"), "overload": (1, "text")},
-        "BackendDelegate": {"id": (0, "text"), "processed": (1, "BackendDelegateDataReference")},
+        "BackendDelegate": {
+            "id": (0, "text"),
+            "processed": (1, "BackendDelegateDataReference"),
+            "compile_specs": (2, "[CompileSpec]"),
+        },
         "BackendDelegateDataReference": {"location": (0, "DataLocation"), "index": (1, "number")},
+        "CompileSpec": {"key": (0, "text")},
         "Chain": {"instructions": (2, "[Instruction]")},
         "Instruction": {"instr_args": (0, "InstructionArguments")},
         "KernelCall": {"op_index": (0, "number"), "args": (1, "[i]")},
+        "MoveCall": {"move_from": (0, "number"), "move_to": (1, "number")},
         "DelegateCall": {"delegate_index": (0, "number"), "args": (1, "[i]")},
     }
 )
@@ -86,6 +96,7 @@ _ENUMS: Mapping[str, Any] = MappingProxyType(
     {
         "DataLocation": Enum("DataLocation", ("INLINE", "SEGMENT"), start=0),
         "ScalarType": Enum("ScalarType", [*zip(_SCALAR_TYPES, _SCALAR_NUMBERS, strict=True)]),
+        "TensorDataLocation": Enum("TensorDataLocation", ("SEGMENT", "EXTERNAL"), start=0),
         "TensorShapeDynamism": Enum("TensorShapeDynamism", _DYNAMISM, start=0),
     }
 )
@@ -97,7 +108,7 @@ def read_program(pte: bytes | mmap) -> Any:
 
     The runtime must have opened the file before, with `Verification.InternalConsistency`: it has checked the
     offsets. Raises `ValueError` for a number that its enumeration or its union lacks. Segments of delegates
-    are read into the tables, as exir's own reader does it.
+    are read into the tables, as exir's own reader does it. Named data have the sizes of their segments.
     """
     program = _record(FlatRecord(pte, struct.unpack_from("<I", pte)[0]), "Program")
     inline, locations = program.backend_delegate_data, _ENUMS["DataLocation"]
@@ -109,6 +120,8 @@ def read_program(pte: bytes | mmap) -> Any:
                 at = int.from_bytes(pte[24:32], "little") + segment.offset
                 inline.append(new(data=pte[at : at + segment.size]))
                 place.location, place.index = locations.INLINE, len(inline) - 1
+    for named in program.named_data:
+        named.size = program.segments[named.segment_index].size
     program.segments = []
     return program
 

@@ -26,8 +26,9 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
+from dimorder.executorch.argument_checks import require_arguments
+from dimorder.executorch.delegate_checks import require_delegates
 from dimorder.executorch.delegate_orders import Misread, misread_calls
-from dimorder.executorch.xnn_blob import BACKEND_ID, constant_names, delegate_blob, readable, root_of
 from dimorder.runtime.kernels import dangers, executorch_version
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
@@ -195,26 +196,14 @@ def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
         native = _C._load_program(str(file), program_verification=verified)
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
         raise damage_error(f"loading {file}", f"ExecuTorch: {error}") from error
-    with consistent_tables(f"loading {file}"):
+    where = f"loading {file}"
+    with consistent_tables(where):
         tables = read_program(data)
-    _require_constants(file, tables)
+    plan = forward_plan(tables, where)
+    with consistent_tables(where):
+        require_arguments(plan)
+        require_delegates(tables, plan, where)
     return native, tables
-
-
-def _require_constants(file: Path, tables: Any) -> None:
-    """Refuse a program whose XNNPACK delegates name a constant that it lacks: the runtime may crash."""
-    where, named = f"loading {file}", {each.key for each in tables.named_data}
-    for number, delegate in enumerate(forward_plan(tables, where).delegates):
-        if delegate.id != BACKEND_ID:
-            continue
-        place = f"{where}, delegate {number} ({delegate.id})"
-        with consistent_tables(where):
-            blob = delegate_blob(tables, delegate)
-        with readable(blob, place):
-            missing = [name for name in constant_names(root_of(blob)) if name not in named]
-        if missing:
-            fix = "lower the program again, or copy the file again; a .ptd beside it is not read"
-            raise ContractError(place, f"the constant {missing[0]!r}, which the file lacks", fix)
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
@@ -370,8 +359,9 @@ def forward_plan(tables: Any, where: str) -> Any:
     plan = plans[_METHOD]
     with consistent_tables(where):
         names = {*(each.name for each in plan.operators), *(each.id for each in plan.delegates)}
+        names |= {spec.key for each in plan.delegates for spec in each.compile_specs}
     if None in names:
-        raise damage_error(where, "an operator or a delegate without a name")
+        raise damage_error(where, "an operator, a delegate or a compile spec without a name")
     return plan
 
 

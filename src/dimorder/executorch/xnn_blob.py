@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from flatbuffers.number_types import Int16Flags, Uint8Flags, Uint32Flags
+from flatbuffers.number_types import Int16Flags, Uint8Flags, Uint32Flags, Uint64Flags
 from flatbuffers.table import Table
 
 from dimorder.algebra.dim_order import DimOrder
@@ -21,15 +21,25 @@ from dimorder.errors import ContractError, UsageError
 
 # Positions of fields in their tables, and of members in their unions, in the order of schema.fbs. A union
 # field there takes two positions: the member's number and the member.
-_GRAPH_NODES, _GRAPH_VALUES, _GRAPH_CONSTANTS = 1, 2, 8
-_CONSTANT_NAME = 2
+_GRAPH_NODES, _GRAPH_VALUES, _GRAPH_INPUTS, _GRAPH_OUTPUTS, _GRAPH_CONSTANTS = 1, 2, 4, 5, 8
+_CONSTANT_SIZE, _CONSTANT_NAME = 1, 2
 _NODE_KIND, _NODE = 0, 1
 TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
 _VALUE_KIND, _VALUE = 0, 1
-_QUANTIZED_TENSOR = 0
-_TENSOR_DATATYPE, TENSOR_DIMS, _TENSOR_ID = 0, 2, 6
+_QUANTIZED_TENSOR, _QUANT_KIND, _QUANT = 0, 1, 2
+_TENSOR_DATATYPE, TENSOR_DIMS, TENSOR_CONSTANT, TENSOR_EXTERNAL_ID, TENSOR_FLAGS, _TENSOR_ID = (
+    0,
+    2,
+    3,
+    4,
+    5,
+    6,
+)
+EXTERNAL_INPUT = 1  # a flag of a tensor
 STATIC_TRANSPOSE = 5  # in XNodeUnion
 _PLAIN, _QUANTIZED = 1, 2  # in XValueUnion
+_PER_CHANNEL, _PER_GROUP = 1, 4  # in XNNQuantParams
+_SCALES_INLINE, _CHANNEL_DIM, _CHANNEL_SCALES, _GROUP_SIZE, _GROUP_SCALES = 0, 1, 2, 2, 4
 
 # Bits of an element by the number of its XNNDatatype.
 _BITS: Mapping[int, int] = MappingProxyType(
@@ -166,10 +176,46 @@ def root_of(blob: bytes) -> FlatRecord:
     return FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
 
 
-def constant_names(graph: FlatRecord) -> list[str]:
-    """Return the names of the constants that a graph takes from the file's named data."""
-    names = (constant.text(_CONSTANT_NAME) for constant in graph.tables(_GRAPH_CONSTANTS))
-    return [name for name in names if name]
+def constants_of_graph(graph: FlatRecord) -> list[tuple[str | None, int, int]]:
+    """Return the constants of a graph: their names in the file's named data, their bytes, and those needed.
+
+    A constant without a name lies in the delegate.
+    """
+    needed: dict[int, int] = {}
+    for value in graph.tables(_GRAPH_VALUES):
+        for index, count in _constants_of_value(value):
+            needed[index] = max(needed.get(index, 0), count)
+    return [
+        (constant.text(_CONSTANT_NAME), constant.number(_CONSTANT_SIZE, Uint64Flags), needed.pop(index, 0))
+        for index, constant in enumerate(graph.tables(_GRAPH_CONSTANTS))
+    ]
+
+
+def _constants_of_value(value: FlatRecord) -> Iterator[tuple[int, int]]:
+    """Yield the constants that a value reads, and how many bytes of each."""
+    tensor, outer = _tensor(value), value.table(_VALUE)
+    if index := tensor.number(TENSOR_CONSTANT):  # 0 stands for none
+        yield index, _bytes_of(tensor)
+    is_quantized = value.number(_VALUE_KIND, Uint8Flags) == _QUANTIZED
+    kind = outer.number(_QUANT_KIND, Uint8Flags) if is_quantized else 0
+    if kind not in (_PER_CHANNEL, _PER_GROUP):
+        return
+    scales, dims = outer.table(_QUANT), tensor.numbers(TENSOR_DIMS)
+    if kind == _PER_CHANNEL:
+        index, count, width = scales.number(_CHANNEL_SCALES), dims[scales.number(_CHANNEL_DIM)], 4
+    else:
+        index, count, width = scales.number(_GROUP_SCALES), math.prod(dims) // scales.number(_GROUP_SIZE), 2
+    if index:
+        yield index, count * width
+    elif len(scales.numbers(_SCALES_INLINE, "f")) < count:
+        raise ValueError(f"{len(scales.numbers(_SCALES_INLINE, 'f'))} scales for {count} channels or groups")
+
+
+def external_ids(graph: FlatRecord) -> list[int]:
+    """Return the positions of a graph's inputs and outputs among the arguments of the delegate."""
+    tensors = tensors_of_graph(graph)
+    ids = (*graph.numbers(_GRAPH_INPUTS), *graph.numbers(_GRAPH_OUTPUTS))
+    return [tensors[key].number(TENSOR_EXTERNAL_ID) for key in ids]
 
 
 def tensors_of_graph(graph: FlatRecord) -> dict[int, FlatRecord]:
@@ -198,4 +244,8 @@ def _moved_bytes(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> in
         raise ValueError(f"a transpose of {len(perm)} dims on a tensor of {len(shape)}")
     if not moves(shape, range(len(shape)), perm):
         return 0
-    return math.prod(shape) * _BITS[tensor.number(_TENSOR_DATATYPE, Int16Flags)] // 8
+    return _bytes_of(tensor)
+
+
+def _bytes_of(tensor: FlatRecord) -> int:
+    return math.prod(tensor.numbers(TENSOR_DIMS)) * _BITS[tensor.number(_TENSOR_DATATYPE, Int16Flags)] // 8

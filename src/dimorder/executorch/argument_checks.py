@@ -1,0 +1,126 @@
+"""Check the arguments of the kernels of a .pte, which ExecuTorch takes on trust.
+
+It ends the process if an argument is not of the kind that its kernel reads, or has no memory. `ValueError`
+and `LookupError` say that a file is damaged.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from dimorder.runtime.kernels import kernel_of, tensors_of
+
+# The kinds of values (KernelTypes in program.fbs) that runtime/core/evalue.h takes for a type of PyTorch's.
+_SCALARS = ("Int", "Double", "Bool")
+_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Tensor": ("Tensor",),
+        **dict(zip(("int", "float", "bool"), ((kind,) for kind in _SCALARS), strict=True)),
+        "number": _SCALARS,
+        "Device": ("Int",),
+        "str": ("String",),
+        "List[int]": ("IntList",),
+        "List[float]": ("DoubleList",),
+        "List[bool]": ("BoolList",),
+        "List[Tensor]": ("TensorList",),
+        "List[Optional[Tensor]]": ("OptionalTensorList",),
+    }
+)
+_ITEMS: Mapping[str, str] = MappingProxyType({"IntList": "Int", "TensorList": "Tensor"})
+# ExecuTorch's own operators: exir/passes/dim_order_ops_registry.py, which the exporter imports.
+_SCHEMAS: Mapping[str, Any] = MappingProxyType(
+    {
+        text.partition("(")[0]: torch._C.parse_schema(text)
+        for text in (
+            "dim_order_ops::_to_dim_order_copy.out(Tensor self, *, bool non_blocking=False, "
+            "int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
+            "dim_order_ops::_clone_dim_order.out(Tensor self, *, bool non_blocking=False, "
+            "int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
+            "dim_order_ops::_empty_dim_order.out(int[] size, *, int[]? dim_order=None, "
+            "Tensor(a!) out) -> Tensor(a!)",
+        )
+    }
+)
+
+
+def require_arguments(plan: Any) -> None:
+    """Raise `ValueError` if a call of a kernel has an argument that ends the process.
+
+    Args:
+        plan: a method (executorch.exir.schema.ExecutionPlan). Operators that PyTorch does not know are left
+            out.
+    """
+    kinds = [type(value.val).__name__ for value in plan.values]
+    for value, kind in zip(plan.values, kinds, strict=True):
+        if kind in _ITEMS and any(kinds[item] != _ITEMS[kind] for item in value.val.items):
+            raise ValueError(f"values of another kind in {kind}")
+    given_memory = {*plan.inputs, *plan.outputs}
+    calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
+    for number, call in enumerate(calls):
+        if type(call).__name__ == "MoveCall":
+            given_memory.add(call.move_to)
+            if kinds[call.move_from] != kinds[call.move_to]:
+                raise ValueError(f"call {number}, a move to a value of another kind")
+        if type(call).__name__ != "KernelCall":
+            continue
+        place, schema = f"call {number}, {kernel_of(plan, call)}", _schema_of(kernel_of(plan, call))
+        given = {index for arg in call.args for index in tensors_of(plan, arg)}
+        if schema is None:
+            given_memory |= given  # et_view does so
+            continue
+        _require_kinds(place, schema.arguments, [kinds[index] for index in call.args])
+        if not all(_has_memory(plan.values[index].val) for index in given - given_memory):
+            raise ValueError(f"{place}: a tensor without memory")
+
+
+def _require_kinds(place: str, arguments: Sequence[Any], kinds: Sequence[str]) -> None:
+    if len(kinds) < len(arguments):
+        raise ValueError(f"{place}: {len(kinds)} arguments of {len(arguments)}")
+    for argument, kind in zip(arguments, kinds, strict=False):  # the results follow, which no kernel reads
+        allowed = _kinds(str(argument.type))
+        if allowed and kind not in allowed:
+            raise ValueError(f"{place}: {argument.name!r} is of kind {kind}")
+
+
+def _schema_of(kernel: str) -> Any:
+    """Return the schema of a kernel's operator, or None if PyTorch does not know it.
+
+    >>> _schema_of("aten::cumsum.out").overload_name, _schema_of("mine::sum.out")
+    ('out', None)
+    """
+    name, _, overload = kernel.partition(".")
+    if kernel in _SCHEMAS or not re.fullmatch(r"\w+::\w+", name):
+        return _SCHEMAS.get(kernel)
+    known = torch._C._jit_get_schemas_for_operator(name)
+    return next((schema for schema in known if schema.overload_name == overload), None)
+
+
+def _kinds(of: str) -> tuple[str, ...]:
+    """Return the kinds for a type of PyTorch's; empty if all are allowed.
+
+    >>> _kinds("Optional[float]"), _kinds("Generator")
+    (('Double', 'Null'), ())
+    """
+    inner = of.removeprefix("Optional[")
+    if inner == of:
+        return _KINDS.get(of, ())
+    kinds = _KINDS.get(inner[:-1], ())
+    return (*kinds, "Null") if kinds else ()
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Return whether a tensor is planned, constant, empty, of another file, or resized by its kernel."""
+    info = tensor.extra_tensor_info
+    return bool(
+        tensor.data_buffer_idx
+        or tensor.allocation_info
+        or not math.prod(tensor.sizes)
+        or (info and info.location.name == "EXTERNAL")
+        or tensor.shape_dynamism.name == "DYNAMIC_UNBOUND"
+    )

@@ -1,0 +1,112 @@
+"""Test that a call whose arguments would end the process is refused when the file is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("executorch")
+
+from executorch.exir import schema
+from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+
+from dimorder.errors import ContractError
+from dimorder.executorch import check_file
+from dimorder.executorch.pte import load
+from tests.runtime.networks import export_pte
+
+
+class Network(nn.Module):
+    """Calls kernels with numbers, lists, a constant and several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 7))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = (x * self.scale).topk(2, 1)
+        return torch.cat([x.mean((0, 2), keepdim=True).expand(2, 5, 3), values[:, :, :3].clone()], 1), places
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return export_pte(Network(), (torch.randn(2, 5, 7),), None)
+
+
+def call(plan: Any, operator: str) -> Any:
+    """Return the first call of an operator."""
+    calls = (instruction.instr_args for instruction in plan.chains[0].instructions)
+    return next(each for each in calls if plan.operators[each.op_index].name == operator)
+
+
+def put(operator: str, argument: int, kind: str) -> Callable[[Any], None]:
+    """Put a value of another kind in the place of an argument."""
+
+    def damage(plan: Any) -> None:
+        kinds = [type(value.val).__name__ for value in plan.values]
+        call(plan, operator).args[argument] = kinds.index(kind)
+
+    return damage
+
+
+def cut_off(plan: Any) -> None:
+    del call(plan, "aten::mul").args[2:]
+
+
+def list_of_tensors(plan: Any) -> None:
+    plan.values[call(plan, "aten::mean").args[1]].val.items[0] = plan.inputs[0]
+
+
+def without_memory(plan: Any) -> None:
+    constant = plan.values[call(plan, "aten::mul").args[1]].val
+    assert constant.data_buffer_idx and constant.allocation_info is None
+    constant.data_buffer_idx = 0
+
+
+def move_over(plan: Any) -> None:
+    moved = schema.MoveCall(move_from=plan.inputs[0], move_to=call(plan, "aten::mean").args[1])
+    plan.chains[0].instructions.insert(0, schema.Instruction(moved))
+
+
+DAMAGES = {
+    "aten::topk.values: 'k' is of kind Tensor": put("aten::topk", 1, "Tensor"),
+    "aten::mean.out: 'dim' is of kind Int": put("aten::mean", 1, "Int"),
+    "aten::cat.out: 'tensors' is of kind IntList": put("aten::cat", 0, "IntList"),
+    "aten::cat.out: 'out' is of kind Int": put("aten::cat", 2, "Int"),
+    "_clone_dim_order.out: 'non_blocking' is of kind Int": put("dim_order_ops::_clone_dim_order", 1, "Int"),
+    "aten::mul.out: 2 arguments of 3": cut_off,
+    "values of another kind in IntList": list_of_tensors,
+    "aten::mul.out: a tensor without memory": without_memory,
+    "call 0, a move to a value of another kind": move_over,
+}
+
+
+@pytest.mark.parametrize("read", [check_file, load])
+@pytest.mark.parametrize("found", DAMAGES)
+def test_an_argument_that_would_end_the_process_is_refused(found, read, data, tmp_path):
+    file = deserialize_pte_binary(data)
+    DAMAGES[found](file.program.execution_plan[0])
+    path = tmp_path / "net.pte"
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(ContractError, match=f"tables that contradict each other .*{found}"):
+        read(str(path))
+
+
+def test_the_same_file_runs_undamaged(data, tmp_path: Path):
+    path = tmp_path / "net.pte"
+    path.write_bytes(data)
+    x = torch.randn(2, 5, 7)
+    outputs = load(path)[1]([x])
+    torch.testing.assert_close(tuple(outputs), Network()(x))
+
+
+def test_a_name_that_is_no_operators_is_not_looked_up(data, tmp_path):
+    path = tmp_path / "net.pte"
+    path.write_bytes(data.replace(b"aten::topk", b"aten;:topk"))
+    with pytest.raises(Exception, match="lacks an operator"):
+        load(path)
