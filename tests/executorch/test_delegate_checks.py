@@ -117,6 +117,23 @@ def test_a_delegate_that_would_end_the_process_is_refused(found, read, data, tmp
     assert caught.value.where.endswith("net.pte, delegate 0 (XnnpackBackend)")
 
 
+def wrong_version(data: bytes) -> bytes:
+    return changed(data, graph_in(data), 0, 2**24)
+
+
+def wrong_constant(data: bytes) -> bytes:
+    tensors = (value.table(1) for value in graph_in(data).tables(VALUES))
+    return changed(data, next(each for each in tensors if each.number(CONSTANT)), CONSTANT, 99)
+
+
+@pytest.mark.parametrize(("code", "damage"), [("30", wrong_version), ("23", wrong_constant)])
+def test_a_delegate_that_the_backend_finds_damaged_is_no_lack_of_an_operator(code, damage, data, tmp_path):
+    path = tmp_path / "net.pte"
+    path.write_bytes(damage(data))
+    with pytest.raises(ContractError, match=rf"error: 0x:{code}: a part that is damaged, or that is for"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     "scales",
     [

@@ -46,6 +46,7 @@ _DTYPES = {
 }
 # The errors of reading tables whose indices lead nowhere. The process of flatc reads delegates.
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError, FlatcError)
+_LOAD_DAMAGE = r"error: 0x:?(23|30)\b"  # InvalidProgram, DelegateInvalidCompatibility: runtime/core/error.h
 _LOADED: WeakSet[PteMethod] = WeakSet()  # their delegates use the pool of threads
 _METHOD = "forward"  # the method that a program is called by
 
@@ -114,6 +115,9 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
         method = native.load_method(_METHOD)
     except RuntimeError as error:
         _require_backends(file, tables)
+        if re.search(_LOAD_DAMAGE, str(error)):
+            found = f"ExecuTorch: {error}: a part that is damaged, or that is for another version"
+            raise damage_error(f"loading {file}", found) from error
         raise UnsupportedError(
             f"loading {file}",
             f"ExecuTorch: {error}",
