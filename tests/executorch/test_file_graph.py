@@ -52,6 +52,25 @@ def test_a_constant_that_delegates_share_is_no_result_of_theirs(exported, tmp_pa
     assert {node.source for node in nodes.values()} == {""}  # a file has no lines
 
 
+class Crossed(nn.Module):
+    """The delegate numbers its inputs in another order than its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.conv(y)) - x
+
+
+def test_an_input_of_a_delegate_is_the_argument_whose_place_it_names(tmp_path):
+    path = tmp_path / "crossed.pte"
+    args = (torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last))
+    path.write_bytes(stock("xnnpack")(torch.export.export(Crossed().eval(), args)))
+    reads = {node.operator: node.reads for node in graph_of_file(str(path))}
+    assert (reads["StaticTranspose"], reads["Conv2d"]) == (["input 0"], ["input 1"])
+
+
 def test_lines_are_those_of_the_module_and_inserted_transposes_have_none(exported):
     lines = {node.name.partition("/")[2] or node.name: node.source for node in stock_graph(exported)}
     first = Shared.forward.__code__.co_firstlineno

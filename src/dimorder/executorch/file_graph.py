@@ -174,13 +174,14 @@ def _xnn_nodes(
 ) -> tuple[list[FileNode], dict[int, str]]:
     """Return the nodes of an XNNPACK delegate, and the node that writes each of its results.
 
-    `tensors` are its operands, then its results. `outside` are the nodes that wrote them, none for constants.
+    `tensors` are its arguments, whose places its inputs and outputs name. `outside` are the nodes that wrote
+    them, none for constants.
     """
     moved, graph = moved_bytes(blob, group), _xnn_graph(blob)
     values = {value["id_out"]: value for value in map(_xnn_tensor, graph["xvalues"])}
-    count = len(graph["input_ids"])
-    operands = zip(graph["input_ids"], tensors[:count], strict=True)
-    written = {value: outside[index] for value, index in operands if index in outside}
+    boundary = (*graph["input_ids"], *graph["output_ids"])
+    arguments = {value: tensors[values[value]["external_id"]] for value in boundary}
+    written = {value: outside[index] for value, index in arguments.items() if index in outside}
     nodes = []
     for number, (union, converted) in enumerate(zip(graph["xnodes"], moved, strict=True)):
         kind, fields = union["xnode_union_type"], union["xnode_union"]
@@ -198,8 +199,7 @@ def _xnn_nodes(
         node.facts |= {key: str(value) for key, value in fields.items() if key not in {*ids, *_HIDDEN}}
         written |= {value: node.name for key, value in ids.items() if key.startswith("output")}
         nodes.append(node)
-    results = zip(tensors[count:], graph["output_ids"], strict=True)
-    return nodes, {index: written[value] for index, value in results}
+    return nodes, {arguments[value]: written[value] for value in graph["output_ids"]}
 
 
 def _xnn_graph(blob: bytes) -> Any:
