@@ -14,6 +14,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from dimorder.capture.claims import MOST_SIZES
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
+from dimorder.sizes.assumptions import points_against
 from dimorder.sizes.points_apart import (
     are_apart,
     are_in_line,
@@ -66,7 +67,7 @@ def verification_points(program: SymbolicProgram, planned: Sequence[Point]) -> l
     They are the corners and the middle. The smallest sizes are followed by those of the first specialization,
     which a file may name: a runtime must then take more memory. A dynamic size that is odd at all of these is
     also tried at an even size. If a number that the network computes from sizes is the same at all points and
-    specializations, a point where it differs is added.
+    specializations, a point where it differs is added. So are points that break an assumption of torch.
     """
     smallest, *corners = program.corners
     named = [point for point in planned[:1] if point not in program.corners]
@@ -82,7 +83,7 @@ def verification_points(program: SymbolicProgram, planned: Sequence[Point]) -> l
     for number in program.numbers:
         if len({program.size_at(number, point) for point in (*points, *planned)}) == 1:
             points += itertools.islice(_where_else(program, number, points[0]), 1)
-    return points
+    return points + points_against(program, points)
 
 
 def are_enough(program: SymbolicProgram, points: Sequence[Point]) -> bool:

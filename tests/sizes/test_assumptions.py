@@ -1,0 +1,38 @@
+"""Programs are run at sizes that break what torch assumes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import dimorder
+from dimorder.errors import VerificationError
+from dimorder.sizes.assumptions import points_against
+from dimorder.sizes.export_symbolic import export_symbolic
+
+
+class Decides(nn.Module):
+    """Computes otherwise where the product of two sizes is one number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape
+        return x * 2 if rows * (columns // 2) != 30 else x * 3
+
+
+DIMS = ({0: Dim("m", min=2, max=9), 1: 4 * Dim("n", min=2, max=14)},)
+
+
+def test_an_if_on_multiples_is_wrong_at_few_sizes() -> None:
+    program = export_symbolic(Decides(), (torch.randn(3, 32),), None, DIMS)
+    assert program is not None
+    (point,) = points_against(program, program.corners)
+    assert point["m"] * (point["n"] // 2) == 30
+    assert points_against(program, [*program.corners, point]) == []
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+def test_a_network_that_decides_by_sizes_is_no_program_for_all(target: str) -> None:
+    with pytest.raises(VerificationError, match="differs from PyTorch's"):
+        dimorder.lower(Decides(), (torch.randn(3, 32),), target=target, dynamic_shapes=DIMS)
