@@ -17,7 +17,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from subprocess import CalledProcessError as FlatcError
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -27,9 +27,10 @@ from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
 from dimorder.executorch.argument_checks import require_arguments
-from dimorder.executorch.delegate_checks import require_delegates
-from dimorder.executorch.delegate_orders import Misread, misread_calls
 from dimorder.runtime.kernels import dangers, executorch_version
+
+if TYPE_CHECKING:
+    from dimorder.executorch.delegate_orders import Misread
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
 _DTYPES = {
@@ -188,6 +189,7 @@ def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
         # executorch.runtime would also import the exporter, which takes eight seconds.
         from executorch.extension.pybindings import _C
 
+        from dimorder.executorch.delegate_checks import require_delegates
         from dimorder.executorch.program_tables import read_program
     except ImportError as error:
         raise UnsupportedError(
@@ -335,6 +337,8 @@ def _refuse_dangers(file: Path, tables: Any) -> None:
 
 def misread_in_delegates(tables: Any, plan: Any, where: str) -> list[Misread]:
     """Return the calls inside delegates of other tools that give wrong numbers, or that fail."""
+    from dimorder.executorch.delegate_orders import misread_calls
+
     return [] if _embedded_contract(tables) else misread_calls(tables, plan, where)
 
 

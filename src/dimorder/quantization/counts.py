@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.elements import MOVERS
 from dimorder.graph.nodes import replace_node, tensor_of
 from dimorder.graph.prediction import computed_before
 
@@ -20,8 +21,7 @@ _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tenso
 # What may be computed of counts before floats read them; it computes the same of floats.
 _SAME_OF_FLOATS = (
     *(aten.sum.default, aten.sum.dim_IntList, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor),
-    *(aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.reshape.default),
-    *(aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default),
+    *(aten.clamp.default, aten.clamp_min.default, *MOVERS),
 )
 _COUNTS: Mapping[Any, Any] = MappingProxyType(
     {
