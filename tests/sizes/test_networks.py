@@ -136,18 +136,3 @@ def test_time_is_a_symbol_too() -> None:
     lowered = lower(module, "1x6xT", target="torch")
     for sizes in TIMES:
         assert max(errors(lowered, module, sized("1x6xT", sizes))) <= 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_shifted_windows_cut_a_picture_of_any_size(target: str) -> None:
-    zoo.load_torchvision()
-    from torchvision.models.swin_transformer import SwinTransformer
-
-    torch.manual_seed(0)
-    module = SwinTransformer([4, 4], 12, [2, 2], [2, 3], [4, 4], num_classes=7).eval()
-    height, width = (8 * Dim(name, min=5, max=14) for name in "HW")
-    dims = ({2: height, 3: width},)
-    lowered = dimorder.lower(module, (torch.randn(1, 3, 64, 96),), dynamic_shapes=dims, target=target)
-    for rows, columns in product((40, 72, 104, 112), (48, 88, 96)):
-        assert max(errors(lowered, module, torch.randn(1, 3, rows, columns))) <= 1e-4
