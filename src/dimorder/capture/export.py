@@ -29,7 +29,7 @@ from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import other_writer, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.graph.prediction import fake_mode_of
+from dimorder.graph.prediction import assumptions_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
@@ -231,12 +231,8 @@ def fixes_a_size(program: ExportedProgram) -> bool:
     >>> fixes_a_size(torch.export.export(Rows(), (torch.ones(12),), dynamic_shapes=dims))
     True
     """
-    mode = fake_mode_of(program)
-    environment = None if mode is None else mode.shape_env
-    if environment is None:
-        return False
-    guards = (each.expr.xreplace(environment.replacements) for each in environment.guards)
-    equal = (each for each in guards if isinstance(each, sympy.Eq) and each.rhs.is_Integer and each.rhs > 1)
+    assumed = (each for each in assumptions_of(program) if isinstance(each, sympy.Eq))
+    equal = (each for each in assumed if each.rhs.is_Integer and each.rhs > 1)
     return not all(holds(each, program.range_constraints) for each in equal)
 
 

@@ -17,12 +17,13 @@ import torch
 from dimorder.runtime.kernels import kernel_of, tensors_of
 
 # The kinds of values (KernelTypes in program.fbs) that runtime/core/evalue.h takes for a type of PyTorch's.
-_SCALARS = ("Int", "Double", "Bool")
 _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Tensor": ("Tensor",),
-        **dict(zip(("int", "float", "bool"), ((kind,) for kind in _SCALARS), strict=True)),
-        "number": _SCALARS,
+        "int": ("Int",),
+        "float": ("Double",),
+        "bool": ("Bool",),
+        "number": ("Int", "Double", "Bool"),
         "Device": ("Int",),
         "str": ("String",),
         "List[int]": ("IntList",),

@@ -55,18 +55,8 @@ _KINDS = (
 )
 _BINARY = ("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum")
 _UNARY = (
-    *(
-        "Sigmoid",
-        "Clamp",
-        "Floor",
-        "Convert",
-        "SquareRoot",
-        "Ceiling",
-        "Hardswish",
-        "Negate",
-        "Square",
-        "Abs",
-    ),
+    *("Sigmoid", "Clamp", "Floor", "Convert", "SquareRoot", "Ceiling", "Hardswish"),
+    *("Negate", "Square", "Abs"),
     *("ReciprocalSquareRoot", "Log", "Gelu", "Tanh", "Exp", "Sin", "Copy", "Cos"),
 )
 _LAST_DIM = ("Softmax", "FullyConnected")  # they compute along the last dimension
@@ -144,11 +134,9 @@ class _DelegateValues:
         tensors = tensors_of_graph(graph)
         self.dims = {key: tensor.numbers(TENSOR_DIMS) for key, tensor in tensors.items()}
         self.nodes = delegate_nodes(graph)
-        self.nhwc, self.at_runtime, self.outputs = (
-            set[int](),
-            dict[int, tuple[int, ...]](),
-            dict[int, tuple[int, ...]](),
-        )
+        self.nhwc: set[int] = set()
+        self.at_runtime: dict[int, tuple[int, ...]] = {}
+        self.outputs: dict[int, tuple[int, ...]] = {}
         for key, tensor in tensors.items():
             flags = tensor.number(TENSOR_FLAGS)
             if not flags & (EXTERNAL_INPUT | _OUTPUT):

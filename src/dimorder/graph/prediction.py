@@ -94,3 +94,12 @@ def fake_mode_of(program: ExportedProgram) -> FakeTensorMode | None:
     """Return the mode of a program's inputs, which are tensors without data; it has the dynamic sizes."""
     names, nodes = program.graph_signature.user_inputs, program.graph.find_nodes(op="placeholder")
     return detect_fake_mode([node.meta.get(VALUE) for node in nodes if node.name in names])
+
+
+def assumptions_of(program: ExportedProgram) -> list[Any]:
+    """Return what torch.export assumed of a program's sizes, as expressions of the dynamic sizes' symbols."""
+    mode = fake_mode_of(program)
+    environment = None if mode is None else mode.shape_env
+    if environment is None:
+        return []
+    return [guard.expr.xreplace(environment.replacements) for guard in environment.guards]

@@ -122,13 +122,10 @@ def fit_formulas(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Itera
     for place in places:
         if tuple(sizes[place]) == tuple(values):
             yield Formula(1, (place,), 0)
-    for place in places:
-        found = fit_affine(values, sizes[place])
-        if found is not None and found.is_whole:
-            yield Formula(int(found.factor), (place,), int(found.offset))
-    for place in places:
+    for increases, place in itertools.product((True, False), places):
         line = _line(values, sizes[place])
-        if line is not None and line.is_whole and is_affine(values, sizes[place]):
+        is_meant = line is not None and line.is_whole and (line.factor > 0) is increases
+        if line is not None and is_meant and is_affine(values, sizes[place]):
             yield Formula(int(line.factor), (place,), int(line.offset))
     for one, other in itertools.combinations_with_replacement(places, 2):
         found = fit_affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch.utils._sympy.printers import PythonPrinter
 
-from dimorder.graph.prediction import fake_mode_of
+from dimorder.graph.prediction import assumptions_of
 from dimorder.sizes.range_sizes import points_of, sizes_of
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
@@ -55,13 +55,9 @@ def _tried(program: SymbolicProgram) -> Iterable[Point]:
 
 def _assumptions(program: SymbolicProgram) -> list[Callable[..., bool]]:
     """Return what torch assumed, as functions of the roots of the dynamic sizes."""
-    mode = fake_mode_of(program.exported)
-    environment = None if mode is None else mode.shape_env
-    if environment is None:
-        return []
     roots = [program.roots[symbol.name] for symbol in program.symbols]
-    guards = (guard.expr.xreplace(environment.replacements) for guard in environment.guards)
-    varying = (guard for guard in guards if guard.free_symbols and guard.free_symbols <= {*roots})
+    assumed = assumptions_of(program.exported)
+    varying = (each for each in assumed if each.free_symbols and each.free_symbols <= {*roots})
     written = dict.fromkeys(map(PythonPrinter().doprint, varying))
     names = ", ".join(map(str, roots))
     return [eval(f"lambda {names}: {each}", {"math": math}) for each in written]
