@@ -50,6 +50,10 @@ class VerificationError(DimorderError):
     """A lowered program that does not compute what the original computes."""
 
 
+class ExportError(VerificationError):
+    """A network from which torch.export makes a program of other numbers, as of an `if` on a dynamic size."""
+
+
 class StageError(DimorderError):
     """A stage of the pipeline that does not keep its own promise: a mistake in dimorder."""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dimorder import api
 from dimorder.capture import check_captured
-from dimorder.capture.captured import Captured, capture
+from dimorder.capture.captured import Captured, Slices, capture
 from dimorder.errors import StageError
 from dimorder.graph import passes
 from dimorder.graph.nodes import CUSTOM, origin_of, with_origin
@@ -20,6 +20,7 @@ from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.rewrite import rewrite
+from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.pipeline import planning
 from dimorder.planning.problem import Config
 from dimorder.plans.network_plan import NetworkPlan
@@ -71,6 +72,24 @@ def test_lower_asks_every_stage(step: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_network_in_normal_form_has_no_faults() -> None:
     assert list(check_captured.captured_faults(captured())) == []
+
+
+def test_one_operand_may_be_sliced_before_a_call_is_spelled_and_another_after() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.table = nn.Buffer(torch.randn(2, 6)), nn.Buffer(torch.randn(5, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + nn.functional.linear(self.rows.relu(), self.table)
+
+    program = capture(Mixed(), (torch.randn(2, 5),), slices={"relu": Slices(torch.randn(2, 8), {1: 0})})
+    weight = next(node for node in program.nodes if node.target == "table")
+    with program.module.graph.inserting_after(weight):
+        part = program.module.graph.call_function(SLICE_CONSTANT, (weight, 1, 0, 6))
+    part.meta["val"] = weight.meta["val"]
+    weight.replace_all_uses_with(part, lambda user: user is not part)
+    assert list(check_captured.captured_faults(program)) == []
 
 
 def _respell(program: Captured) -> None:

@@ -235,6 +235,27 @@ def test_a_count_down_is_the_end_of_a_longer_one(target: str) -> None:
         assert torch.equal(lowered(x), Backwards()(x))
 
 
+class Regions(nn.Module):
+    """Numbers the regions of a map in zeros like it, and adds the numbers of each window of two places."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape[1:]
+        regions = x.new_zeros((rows, columns))
+        regions[-2:, : columns - 2] = 3.0
+        regions[:, columns - 2 :] = 5.0
+        windows = regions.view(rows // 2, 2, columns // 2, 2).permute(0, 2, 1, 3).reshape(-1, 4)
+        return x.reshape(len(x), -1, 4) + windows[None]
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_regions_numbered_in_zeros_like_an_input_are_sliced(target: str) -> None:
+    require_runtime(target)
+    dims = ({1: 2 * Dim("h", min=3, max=9), 2: 2 * Dim("w", min=3, max=9)},)
+    lowered = dimorder.lower(Regions(), (torch.randn(3, 10, 14),), target=target, dynamic_shapes=dims)
+    for shape in ((3, 6, 18), (3, 18, 6), (3, 16, 12)):
+        assert max(errors(lowered, Regions(), torch.randn(shape))) <= 1e-5
+
+
 class Scaled(nn.Module):
     """A scale of each feature, repeated to a dynamic size by its name."""
 

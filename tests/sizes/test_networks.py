@@ -136,3 +136,20 @@ def test_time_is_a_symbol_too() -> None:
     lowered = lower(module, "1x6xT", target="torch")
     for sizes in TIMES:
         assert max(errors(lowered, module, sized("1x6xT", sizes))) <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("heads", [[2, 3], [2, 3, 4]])
+def test_so_may_pictures_that_shifted_windows_cut(target: str, heads: list[int]) -> None:
+    zoo.load_torchvision()
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    torch.manual_seed(0)
+    module = SwinTransformer([4, 4], 12, [2] * len(heads), heads, [4, 4]).eval()
+    step = 4 * 2 ** (len(heads) - 1)
+    dims = ({2: step * Dim("h", min=5, max=14), 3: step * Dim("w", min=5, max=14)},)
+    example = torch.randn(1, 3, 6 * step, 8 * step)
+    lowered = dimorder.lower(module, (example,), dynamic_shapes=dims, target=target)
+    for rows, columns in ((5, 14), (14, 5), (9, 8), (7, 7)):
+        assert max(errors(lowered, module, torch.randn(1, 3, rows * step, columns * step))) <= 1e-4

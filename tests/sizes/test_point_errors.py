@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from dimorder.errors import UnsupportedError
+from dimorder.errors import ExportError, UnsupportedError, VerificationError
 from dimorder.graph.exported import replace_parts
 from dimorder.sizes.export_symbolic import export_symbolic
-from dimorder.sizes.point_errors import explained_at
+from dimorder.sizes.point_errors import explained_at, explained_by_points
 
 
 class Accepting:
@@ -26,6 +26,17 @@ def test_a_guard_of_torch_is_a_refusal(kind: type[Exception]) -> None:
     with pytest.raises(UnsupportedError) as refused, explained_at({"rows": 4}, sizes):
         raise kind("Guard failed: (1 + x.size()[3]) // 3 != 1\n\nWhile executing it")
     assert str(refused.value).splitlines()[1] == "  found: Guard failed: (1 + x.size()[3]) // 3 != 1"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(VerificationError, "too few sizes in N"), (ExportError, "an if on a size")]
+)
+def test_few_sizes_explain_no_network_that_decides_by_them(error: type[Exception], told: str) -> None:
+    dims = ({0: torch.export.Dim("N", min=2, max=8)},)
+    program = export_symbolic(torch.nn.ReLU(), (torch.ones(3, 5),), None, dims)
+    refused = pytest.raises((UnsupportedError, ExportError), match=told)
+    with refused, explained_by_points(program, [{"N": 3}, {"N": 3}]):
+        raise error("output 0", "an if on a size", "narrow the ranges")
 
 
 def test_an_assertion_of_dimorder_is_none() -> None:

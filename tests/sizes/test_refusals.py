@@ -70,6 +70,28 @@ def test_an_output_of_another_shape_at_a_size_of_one_is_told_with_both(
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "dim", "found", "fix"),
+    [
+        (
+            *(96, 8 * Dim("H", min=2, max=5), "a size of 96 in the example inputs, whose range is 16 to 40"),
+            "give example inputs within the ranges, or wider ranges",
+        ),
+        (
+            *(
+                33,
+                8 * Dim("H", min=2, max=5),
+                "shape[2] = 33 in the example inputs, which is no multiple of 8",
+            ),
+            "give example inputs of sizes that dynamic_shapes allow, or other dynamic_shapes",
+        ),
+    ],
+)
+def test_an_example_outside_of_the_ranges_is_told(size: int, dim: Any, found: str, fix: str) -> None:
+    told = refusal(nn.Conv2d(3, 5, 3), torch.ones(2, 3, size, 9), ({2: dim},))
+    assert told == ["torch.export of Conv2d", f"  found: {found}", f"  fix: {fix}"]
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_size_that_the_network_fixes_is_named_with_its_place(step: int) -> None:
     class Fixed(nn.Module):

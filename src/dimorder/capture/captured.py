@@ -217,7 +217,7 @@ def _normal_form(
     env, names, state = _bind_inputs(tracer, exported)
     if in_pairs:
         _refuse_complex(tracer)
-    sliced, constants = dict[torch.fx.Node, Value](), dict[str, Value]()
+    sliced, constants = dict[torch.fx.Node, Value](), dict[str, torch.Tensor]()
     held = {node for node, value in env.items() if isinstance(value, torch.Tensor)}
     known = ChainMap(sliced, env)
     for node in exported.graph.nodes:
@@ -225,12 +225,13 @@ def _normal_form(
             target, args = (node.target, node.args) if node.target is not COND else branches(node)
             read = env if node.name in slices else known  # a slice's node is evaluated from whole constants
             args, kwargs = pytree.tree_map_only(torch.fx.Node, read.__getitem__, (args, node.kwargs))
-            env[node] = tracer.trace(node, target, args, kwargs)
-            computed = [each.name for each in node.all_input_nodes if each not in held]
-            if not computed and node.all_input_nodes and not may_resize(node):
-                held.add(node)
-            elif constants.keys() >= set(computed):
-                constants[node.name] = env[node]
+            value = env[node] = tracer.trace(node, target, args, kwargs)
+            if isinstance(value, torch.Tensor):
+                is_held = bool(node.all_input_nodes) and held.issuperset(node.all_input_nodes)
+                if is_held and not may_resize(node):
+                    held.add(node)
+                else:
+                    constants[node.name] = value
             if node.name in slices:
                 sliced[node] = slices[node.name].write(tracer, node)
             elif target is SLICE_CONSTANT:
@@ -248,9 +249,8 @@ def _normal_form(
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
     out_spec = exported.call_spec.out_spec
-    tensors = {name: value for name, value in constants.items() if isinstance(value, torch.Tensor)}
     return Captured(
-        module, examples, tuple(names), out_spec, fixed, original, tuple(state), tensors, in_pairs
+        module, examples, tuple(names), out_spec, fixed, original, tuple(state), constants, in_pairs
     )
 
 

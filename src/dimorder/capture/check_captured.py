@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 import torch
@@ -64,24 +65,23 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
     if node.target is not SLICE_CONSTANT and all(o.op == "get_attr" for o in node.all_input_nodes):
         yield f"{name}: it reads constants alone, and is no constant"
     elif node.target in SPELLINGS:
-        reads_slices = any(operand.target is SLICE_CONSTANT for operand in node.all_input_nodes)
-        # A constant was sliced before the call was spelled, or after.
-        spelled = [
-            _spell_again(program, node, sliced) for sliced in ([False, True] if reads_slices else [True])
-        ]
+        # Each slice of a constant was taken before the call was spelled, or after.
+        slices = [operand for operand in node.all_input_nodes if operand.target is SLICE_CONSTANT]
+        ways = itertools.product((True, False), repeat=len(slices))
+        spelled = [_spell_again(program, node, set(itertools.compress(slices, way))) for way in ways]
         if [node.target] not in spelled:
             yield f"{name}: the normal form spells it {' '.join(map(str, spelled[0])) or 'as nothing'}"
 
 
-def _spell_again(program: Captured, node: Node, sliced: bool) -> list[Any]:
+def _spell_again(program: Captured, node: Node, values: Collection[Node]) -> list[Any]:
     """Return the operators that the spelling of a call writes: only its own, if it is in normal form.
 
-    `sliced` says that a slice of a constant is none.
+    `values` are the slices of constants that count as values.
     """
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None, fused={node.target})
     stand_ins: dict[Node, Any] = {
         operand: _constant_of(program, operand)
-        if operand.op == "get_attr" or (operand.target is SLICE_CONSTANT and not sliced)
+        if operand.op == "get_attr" or (operand.target is SLICE_CONSTANT and operand not in values)
         else tracer.input(operand.name, operand.meta["val"])
         for operand in node.all_input_nodes
     }

@@ -23,6 +23,8 @@ _EQUAL = re.compile(
     r"The values of (\S+) = (L\[.+?\]\.size\(\)\[\d+\]) and (\S+) = (L\[.+?\]) must always be equal"
 )
 _SIZE = re.compile(r"L\['(\w+)'\](\S*?)\.size\(\)\[(\d+)\]")
+_OUTSIDE = re.compile(r"^(\d+) not in range \[(\d+), (\w+)\]")
+_NO_MULTIPLE = re.compile(r"^Expected (\S+) = (\d+) of input Tensor to be of the form (\d+)\*")
 _UNDECIDED = "Expected an equality constraint"  # an error of torch's solver
 
 
@@ -63,6 +65,15 @@ def refused_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[st
     the network takes one size alone: H = 8 (dim 2 of x)
     give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape
     """
+    if outside := _OUTSIDE.search(text):
+        size, least, most = outside.groups()
+        sizes = f"from {least}" if most == "int_oo" else f"{least} to {most}"
+        found = f"a size of {size} in the example inputs, whose range is {sizes}"
+        return found, "give example inputs within the ranges, or wider ranges"
+    if uneven := _NO_MULTIPLE.search(text):
+        place, size, step = uneven.groups()
+        found = f"{place} = {size} in the example inputs, which is no multiple of {step}"
+        return found, "give example inputs of sizes that dynamic_shapes allow, or other dynamic_shapes"
     if _UNDECIDED in text:
         return (
             "operators that ask something of a dynamic size which holds for some of its sizes alone",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dimorder.errors import DimorderError, StageError, UnsupportedError, VerificationError
+from dimorder.errors import DimorderError, ExportError, StageError, UnsupportedError, VerificationError
 from dimorder.sizes.choose_points import are_enough
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
@@ -29,7 +29,7 @@ def explained_by_points(sizes: SymbolicProgram | None, points: Sequence[Point]) 
     try:
         yield
     except (VerificationError, StageError) as error:
-        if sizes is None or are_enough(sizes, points):
+        if sizes is None or isinstance(error, ExportError) or are_enough(sizes, points):
             raise
         found = f"too few sizes in {sizes.ranges}: deep in the network, one is always 1 or one other number"
         fix = "give wider ranges, or ranges in which it is always that number, or fix a size"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dimorder.errors import VerificationError
+from dimorder.errors import ExportError, VerificationError
 from dimorder.graph.interpreter import GraphRun
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.numerics import Float64Run, FunctionalProgram, NoisyRun
@@ -188,12 +188,12 @@ def wrong(what: str, output: str, error: float) -> VerificationError:
     return VerificationError(what, found, "report this network: a rule, or the target, is wrong")
 
 
-def _exported_otherwise(what: str, output: str, error: float) -> VerificationError:
+def _exported_otherwise(what: str, output: str, error: float) -> ExportError:
     found = (
         f"{output} differs from PyTorch's by {error:.2e} of its largest value, as torch.export's program does"
     )
-    fix = "the network computes otherwise when torch.export traces it: find out where, or pass the program"
-    return VerificationError(what, found, fix)
+    fix = "torch.export fixes what the network decides by, as a size: narrow the ranges, or pass the program"
+    return ExportError(what, found, fix)
 
 
 def verify(
