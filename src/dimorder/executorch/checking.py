@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -21,10 +20,10 @@ from dimorder.errors import require_type
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import (
     consistent_tables,
+    contract_of,
     forward_plan,
     misread_in_delegates,
-    read_contract,
-    read_tables,
+    open_file,
 )
 from dimorder.runtime.kernels import (
     LEGEND,
@@ -135,10 +134,10 @@ def check_file(path: str | os.PathLike[str]) -> Check:
     Raises:
         UsageError, ContractError, UnsupportedError: as in `dimorder.load`.
 
-    >>> import tempfile, torch
+    >>> import pathlib, tempfile, torch
     >>> from executorch.exir import to_edge
     >>> program = to_edge(torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3, 5),))).to_executorch()
-    >>> path = Path(tempfile.mkdtemp(), "relu.pte")
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "relu.pte")
     >>> _ = path.write_bytes(program.buffer)
     >>> print(check_file(path))
     input   input0   2 x 3 x 5  float32  NCL (0, 1, 2)
@@ -150,8 +149,8 @@ the same as contiguous, X another, o fewer dims
     conversions  none
     verdict  no operator calls are wrong or refused
     """
-    where, contract = f"loading {path}", read_contract(path)
-    tables = read_tables(Path(path).read_bytes(), where)
+    file, _, tables = open_file(path)
+    where, contract = f"loading {path}", contract_of(file, tables)
     verdicts = KernelTable.shipped(executorch_version())
     with consistent_tables(where):
         plan = forward_plan(tables, where)

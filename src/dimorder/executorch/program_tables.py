@@ -12,7 +12,7 @@ from mmap import mmap
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from flatbuffers.number_types import Int8Flags, Int32Flags, Uint64Flags
+from flatbuffers.number_types import Int8Flags, Int32Flags, Int64Flags, Uint64Flags
 
 from dimorder.executorch.xnn_blob import FlatRecord
 
@@ -54,6 +54,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
             "memory_offset_low": (1, "number"),
             "memory_offset_high": (2, "number"),
         },
+        "Int": {"int_val": (0, "long")},
         "String": {"string_val": (0, "text")},
         "IntList": {"items": (0, "[q]")},
         "TensorList": {"items": (0, "[i]")},
@@ -135,6 +136,8 @@ def _field(table: FlatRecord, place: int, kind: str) -> Any:
     """Return a field; None for an absent text or table."""
     if kind == "number":
         return table.number(place, Int32Flags)
+    if kind == "long":
+        return table.number(place, Int64Flags)
     if kind == "size":
         return table.number(place, Uint64Flags)
     if kind == "text":

@@ -87,10 +87,17 @@ def method_of(data: bytes) -> PteMethod:
 
     It is opened from a file, as on a device: ExecuTorch never frees data that it read from memory.
     """
+    with _file_of(data) as path:
+        return method_of_file(path)  # its pages stay mapped after the file is deleted
+
+
+@contextmanager
+def _file_of(data: bytes) -> Iterator[Path]:
+    """Write a .pte to a temporary file."""
     with tempfile.TemporaryDirectory(prefix="dimorder-") as folder:
         path = Path(folder, "program.pte")
         path.write_bytes(data)
-        return method_of_file(path)  # its pages stay mapped after the file is deleted
+        yield path
 
 
 def method_of_file(path: Path) -> PteMethod:
@@ -109,8 +116,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     installed, lacks something that the program needs, or has kernels that are not known. It is raised too if
     a program of any tool calls a kernel that is wrong for its orders (`runtime.kernels`).
     """
-    file, native, tables = _open(path)
-    contract = _contract(file, tables)
+    file, native, tables = open_file(path)
+    contract = contract_of(file, tables)
     _refuse_dangers(file, tables)
     try:
         method = native.load_method(_METHOD)
@@ -164,52 +171,51 @@ def set_threads(count: int) -> None:
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
     """Return the contract of a .pte without loading the network. Raises the errors of `load`."""
-    file, _, tables = _open(path)
-    return _contract(file, tables)
+    file, _, tables = open_file(path)
+    return contract_of(file, tables)
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[Path, Any, Any]:
-    """Check a file, open its program, which maps the file's pages, and read its tables."""
+def open_file(path: str | os.PathLike[str]) -> tuple[Path, Any, Any]:
+    """Check a file, open its program, which maps the file's pages, and read its tables.
+
+    Raises the errors of `load`.
+    """
     file = Path(path)
+    where = f"loading {file}"
     try:
         with file.open("rb") as opened:
             empty = not os.fstat(opened.fileno()).st_size  # an empty file cannot be mapped
             with nullcontext(b"") if empty else mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
                 _check_bytes(file, data)
-                return file, *_open_program(file, data)
+                native, tables = _verified(file, data, where)
     except OSError as error:
-        raise UsageError(
-            f"loading {file}", str(error.strerror or error), "give the path of a .pte file"
-        ) from error
+        raise UsageError(where, str(error.strerror or error), "give the path of a .pte file") from error
+    from dimorder.executorch.delegate_checks import require_delegates
 
-
-def _open_program(file: Path, data: bytes | mmap) -> tuple[Any, Any]:
-    """Return the open program of a file, and its tables."""
-    try:
-        # executorch.runtime would also import the exporter, which takes eight seconds.
-        from executorch.extension.pybindings import _C
-
-        from dimorder.executorch.delegate_checks import require_delegates
-        from dimorder.executorch.program_tables import read_program
-    except ImportError as error:
-        raise UnsupportedError(
-            f"loading {file}",
-            f"no ExecuTorch runtime ({error})",
-            install_of("executorch"),
-        ) from error
-    try:
-        verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime
-        native = _C._load_program(str(file), program_verification=verified)
-    except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
-        raise damage_error(f"loading {file}", f"ExecuTorch: {error}") from error
-    where = f"loading {file}"
-    with consistent_tables(where):
-        tables = read_program(data)
     plan = forward_plan(tables, where)
     with consistent_tables(where):
         require_arguments(plan)
         require_delegates(tables, plan, where)
-    return native, tables
+    return file, native, tables
+
+
+def _verified(file: Path, data: bytes | mmap, where: str) -> tuple[Any, Any]:
+    """Return the open program of a file that the runtime has verified, and its tables."""
+    try:
+        # executorch.runtime would also import the exporter, which takes eight seconds.
+        from executorch.extension.pybindings import _C
+
+        from dimorder.executorch.program_tables import read_program
+    except ImportError as error:
+        found = f"no ExecuTorch runtime ({error})"
+        raise UnsupportedError(where, found, install_of("executorch")) from error
+    try:
+        verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime
+        native = _C._load_program(str(file), program_verification=verified)
+    except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
+        raise damage_error(where, f"ExecuTorch: {error}") from error
+    with consistent_tables(where):
+        return native, read_program(data)
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
@@ -262,7 +268,7 @@ def consistent_tables(where: str) -> Iterator[None]:
         raise damage_error(where, found) from error
 
 
-def _contract(file: Path, tables: Any) -> Contract:
+def contract_of(file: Path, tables: Any) -> Contract:
     """Return the contract of a program. Raises `ContractError` if one inside it is not that program's."""
     embedded = _embedded_contract(tables)
     if embedded is None:
@@ -348,14 +354,9 @@ def _embedded_contract(tables: Any) -> Any:
 
 
 def read_tables(data: bytes, where: str) -> Any:
-    """Return the bytes of a .pte as the tables of executorch.exir.schema.Program."""
-    from executorch.exir._serialize._program import deserialize_pte_binary
-
-    try:
-        return deserialize_pte_binary(data).program
-    # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
-    except Exception as error:
-        raise damage_error(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+    """Return the tables of the bytes of a .pte, which the runtime verifies in a file, as in `method_of`."""
+    with _file_of(data) as path:
+        return _verified(path, data, where)[1]
 
 
 def forward_plan(tables: Any, where: str) -> Any:

@@ -12,9 +12,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.program._program import _generate_edge_program
-from executorch.exir.schema import DelegateCall, KernelCall
 from executorch.exir.tracer import _default_decomposition_table
 from torch._dynamo import config
 from torch.export import ExportedProgram
@@ -22,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.executorch.program_tables import read_program
 from dimorder.executorch.pte import method_of
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
 from dimorder.graph.nodes import is_getitem, origin_of, set_value, where
@@ -152,12 +151,11 @@ def _add_in_pairs(module: GraphModule) -> None:
 
 def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
     """Return the number of delegates in the file, and the number of calls of each operator outside them."""
-    program = deserialize_pte_binary(pte).program
-    forward = next(plan for plan in program.execution_plan if plan.name == "forward")
-    instructions = [i.instr_args for chain in forward.chains for i in chain.instructions]
-    kernels = [forward.operators[i.op_index] for i in instructions if isinstance(i, KernelCall)]
-    outside = Counter(f"{kernel.name}.{kernel.overload}".rstrip(".") for kernel in kernels)
-    assert sum(isinstance(i, DelegateCall) for i in instructions) == len(forward.delegates)
+    forward = next(plan for plan in read_program(pte).execution_plan if plan.name == "forward")
+    calls = [instruction.instr_args for chain in forward.chains for instruction in chain.instructions]
+    kernels = [forward.operators[each.op_index] for each in calls if type(each).__name__ == "KernelCall"]
+    outside = Counter(f"{kernel.name}.{kernel.overload or ''}".rstrip(".") for kernel in kernels)
+    assert sum(type(each).__name__ == "DelegateCall" for each in calls) == len(forward.delegates)
     return len(forward.delegates), dict(sorted(outside.items()))
 
 
