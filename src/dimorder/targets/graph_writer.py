@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dimorder.ops.problem_map import common_runs
-from dimorder.targets.table import V, View
+from dimorder.targets.table import Arguments, V, View
 
 D = TypeVar("D")
 
@@ -99,6 +99,8 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
     """
 
     MAX_RANK: ClassVar[int]
+    CONCAT: ClassVar[str]  # the operator that concatenates, of at most so many operands
+    MAX_CONCATENATED: ClassVar[int]
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,6 +121,10 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
     @abstractmethod
     def _broadcast(self, kind: str, values: Sequence[N], shape: tuple[int, ...]) -> list[N]:
         """Return operands of `kind` in dimensions in which they broadcast, as their own do to `shape`."""
+
+    @abstractmethod
+    def _goes_in_rows(self, kind: str, x: N) -> bool:
+        """Return whether the operator that slices or concatenates takes an operand as rows."""
 
     @abstractmethod
     def sizes(self, sizes: Sequence[int]) -> N:
@@ -165,24 +171,50 @@ class NamedWriter(ViewWriter[N], Generic[N, T]):
         out = np.broadcast_shapes(*(value.shape for value in taken))
         return self.reshape(self.op(kind, [*taken, *extra], out, dtype or like, **options), shape)
 
-    def slice(self, x: N, dim: int, start: int, length: int, in_rows: bool) -> N:
+    def slice(self, x: N, dim: int, start: int, length: int) -> N:
         """Return `length` elements from `start` on of one dimension, by a SLICE if these are not all."""
         if length == x.shape[dim]:
             return x
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-        x, dim, inner = self._around(x, dim, in_rows)
+        x, dim, inner = self._around(x, dim, self._goes_in_rows("SLICE", x))
         starts, sizes = [0] * len(x.shape), list(x.shape)
         starts[dim], sizes[dim] = start * inner, length * inner
         return self.reshape(self.op("SLICE", [x, self.sizes(starts), self.sizes(sizes)], sizes), shape)
 
-    def join(self, kind: str, values: Sequence[N], dim: int, in_rows: bool) -> N:
-        """Write one operator that joins values along a dimension."""
-        total = sum(value.shape[dim] for value in values)
-        first, axis, inner = self._around(values[0], dim, in_rows)
-        parts = [first, *(self._around(value, dim, in_rows)[0] for value in values[1:])]
-        out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
-        joined = self.op(kind, parts, out, axis=axis)
-        return self.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))
+    def concat(self, values: Sequence[N], dim: int) -> N:
+        """Concatenate along one dimension; many operands are concatenated in several steps."""
+
+        def joined(group: Sequence[N]) -> N:
+            in_rows = any(self._goes_in_rows(self.CONCAT, value) for value in group)
+            total = sum(value.shape[dim] for value in group)
+            first, axis, inner = self._around(group[0], dim, in_rows)
+            parts = [first, *(self._around(value, dim, in_rows)[0] for value in group[1:])]
+            out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
+            y = self.op(self.CONCAT, parts, out, axis=axis)
+            return self.reshape(y, (*group[0].shape[:dim], total, *group[0].shape[dim + 1 :]))
+
+        return join_in_steps(values, self.MAX_CONCATENATED, joined)
+
+    def beside_constants(self, x: N, added: Sequence[tuple[int, int]], fill: torch.Tensor) -> N:
+        """Add elements before and after each dimension, by concatenations with constants."""
+        for d, amounts in enumerate(added):
+            shapes = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in amounts]
+            before, after = ([self.constant(fill.expand(to))] if to[d] else [] for to in shapes)
+            x = self.concat([*before, x, *after], d)
+        return x
+
+    def in_groups(self, x: N, weight: torch.Tensor, a: Arguments, write: Callable[..., N]) -> N:
+        """Write one convolution per group of channels, and concatenate their results.
+
+        `write` takes the input, weight and bias of a group, and the shape of its result.
+        """
+        axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
+        parts = []
+        for g in range(a.groups):
+            rows, part = (0, g * outputs, outputs), self.slice(x, axis, g * inputs, inputs)
+            bias = None if a.bias is None else a.bias.narrow(*rows)
+            parts.append(write(part, weight.narrow(*rows), bias, (*a.shape[:-1], outputs)))
+        return self.concat(parts, axis)
 
     def _around(self, x: N, dim: int, in_rows: bool) -> tuple[N, int, int]:
         """Return `x` or its rows, the dimension that `dim` is part of, and its elements for each of `dim`."""

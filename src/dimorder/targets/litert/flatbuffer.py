@@ -18,6 +18,7 @@ from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 SIGNATURE = "serving_default"
 ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
+MAX_SLICED = 5  # dimensions of SLICE by LiteRT's own kernels
 MAX_BYTES = (1 << 31) - (1 << 20)  # a flatbuffer has offsets of 31 bits; the rest is for its tables
 
 # torch's types, by the names that the schema's TensorType has for them

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.targets.graph_writer import join_in_steps
-from dimorder.targets.litert.flatbuffer import MAX_RANK
+from dimorder.targets.litert.flatbuffer import MAX_SLICED
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.pointwise import BOOL, F32, cast
 from dimorder.targets.litert.writer import LiteRtWriter
@@ -21,17 +20,10 @@ from dimorder.targets.table import Arguments, Row
 
 aten = torch.ops.aten
 
-MAX_CONCATENATED = 5  # operands of one concatenation in XNNPACK's delegate
-MAX_SLICED = 5  # dimensions of SLICE by LiteRT's own kernels
 MAX_PADDED = 5  # dimensions of PADV2, and of PAD by LiteRT's own kernels
 
 
 # -- parts: values to values -------------------------------------------------------------------------------
-
-
-def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int) -> LiteRtValue:
-    """Return `length` elements from `start` on of one dimension."""
-    return w.slice(x, dim, start, length, in_rows=len(x.shape) > MAX_SLICED)
 
 
 def pad(
@@ -40,7 +32,7 @@ def pad(
     """Add elements of `fill` on both sides, or remove elements for a negative number."""
     for d, (low, high) in enumerate(zip(before, after, strict=True)):
         cut = max(-low, 0), max(-high, 0)
-        x = slice_(w, x, d, cut[0], x.shape[d] - sum(cut))
+        x = w.slice(x, d, cut[0], x.shape[d] - sum(cut))
     added = [(max(low, 0), max(high, 0)) for low, high in zip(before, after, strict=True)]
     if not any(map(any, added)):
         return x
@@ -48,7 +40,7 @@ def pad(
         padded = [d for d, ends in enumerate(added) if any(ends)]
         varying = [d for d, size in enumerate(x.shape) if size in w.varying]
         if not varying or varying == padded[:1] == padded:
-            return _between_constants(w, x, added, float(fill))
+            return w.beside_constants(x, added, torch.tensor(float(fill)))
         if not set(padded) & set(varying):
             known = torch.zeros([size if d in padded else 1 for d, size in enumerate(x.shape)])
             filled = F.pad(known, [end for ends in reversed(added) for end in ends], value=float(fill))
@@ -67,17 +59,6 @@ def pad(
     return w.reshape(w.op("PADV2", [x, amounts, w.number(fill, x.dtype)], sizes), shape)
 
 
-def _between_constants(
-    w: LiteRtWriter, x: LiteRtValue, added: Sequence[tuple[int, int]], fill: float
-) -> LiteRtValue:
-    """Pad by concatenations of constants."""
-    for d, amounts in enumerate(added):
-        edges = [(*x.shape[:d], amount, *x.shape[d + 1 :]) for amount in amounts]
-        filled = [[w.constant(torch.full(to, fill))] if to[d] else [] for to in edges]
-        x = concat(w, [*filled[0], x, *filled[1]], d) if any(amounts) else x
-    return x
-
-
 def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return the dimensions that can be merged: each that is padded, with those after it that are not."""
     runs: list[list[int]] = []
@@ -89,18 +70,12 @@ def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:
     return runs
 
 
-def concat(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
-    """Concatenate along one dimension; many operands are concatenated in several steps."""
-    in_rows = len(values[0].shape) > MAX_RANK
-    return join_in_steps(values, MAX_CONCATENATED, lambda group: w.join("CONCATENATION", group, dim, in_rows))
-
-
 # -- rows --------------------------------------------------------------------------------------------------
 
 
 def _cat(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     values = [cast(w, value, a.dtype) for value in joined(w, a, lambda value: value.of)]
-    return concat(w, values, a.dim % len(a.shape))
+    return w.concat(values, a.dim % len(a.shape))
 
 
 def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -110,7 +85,7 @@ def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         return w.op("SLICE", [x, w.sizes([0] * len(x.shape)), w.sizes(x.shape)], x.shape)
     start, end, step = slice(a.start, a.end, a.step).indices(size)
     if step == 1:
-        return slice_(w, x, dim, start, a.shape[dim])
+        return w.slice(x, dim, start, a.shape[dim])
     starts, ends, steps = [0] * len(x.shape), [*x.shape], [1] * len(x.shape)
     starts[dim], ends[dim], steps[dim] = start, end, step
     return w.op("STRIDED_SLICE", [x, *map(w.sizes, (starts, ends, steps))], a.shape)

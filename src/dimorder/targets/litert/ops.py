@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
 from dimorder.targets.litert import indices, logic, moves, pointwise, quantize, reductions, spatial
-from dimorder.targets.litert.flatbuffer import DTYPES
+from dimorder.targets.litert.flatbuffer import DTYPES, MAX_SLICED
 from dimorder.targets.litert.integer_kernels import KERNELS
 from dimorder.targets.table import Row, Table, unsupported_tensor
 
@@ -62,7 +62,7 @@ def with_moves(table: Table, *targets: Any) -> Table:
     """
 
     def outside(row: Row) -> Row:
-        return replace(row, check=lambda a: None if len(a.shape) <= moves.MAX_SLICED else row.check(a))
+        return replace(row, check=lambda a: None if len(a.shape) <= MAX_SLICED else row.check(a))
 
     rows = {target: outside(table.rows[target]) for target in targets if target in table.rows}
     return replace(table, rows={**table.rows, **rows})

@@ -6,7 +6,7 @@ the stride (SAME). Other padding is a PAD, which XNNPACK makes part of the convo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from dimorder.ops.convolution import dilate_kernel
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.litert.integer_writer import LiteRtValue
 from dimorder.targets.litert.integers import extended
-from dimorder.targets.litert.moves import concat, pad, slice_
+from dimorder.targets.litert.moves import pad
 from dimorder.targets.litert.pointwise import check_float, mul
 from dimorder.targets.litert.reductions import reduce
 from dimorder.targets.litert.writer import LiteRtWriter
@@ -139,14 +139,17 @@ def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         for size, step, kernel in zip(x.shape[1:3], a.stride, weight.shape[1:3], strict=True)
     ]
 
-    def write(part: LiteRtValue, taps: Tensor, bias: Tensor | None, channels: int) -> LiteRtValue:
-        shape = (x.shape[0], *whole, channels)
+    annotation = w.in_integers
+
+    def write(part: LiteRtValue, taps: Tensor, bias: Tensor | None, result: Sequence[int]) -> LiteRtValue:
+        w.in_integers = annotation
+        shape = (x.shape[0], *whole, result[-1])
         operands = [w.sizes(shape), w.constant(taps), part]
         operands += [] if bias is None else [w.constant(bias)]
         stride = {"strideH": a.stride[0], "strideW": a.stride[1]}
         return w.op("TRANSPOSE_CONV", operands, shape, x.dtype, padding=VALID, **stride)
 
-    y = _in_groups(w, x, weight, a, write)
+    y = w.in_groups(x, weight, a, write)
     before = (0, *(-p for p in a.padding), 0)
     after = (0, *(o - s + p for o, s, p in zip(a.shape[1:3], whole, a.padding, strict=True)), 0)
     if max(after) > 0 and a.bias is not None:
@@ -170,22 +173,8 @@ def _with_bias_beyond(w: LiteRtWriter, y: LiteRtValue, bias: Tensor, after: Sequ
     for d, more in enumerate(after):
         if more > 0:
             rows = (*y.shape[:d], more, *y.shape[d + 1 :])
-            y = concat(w, [y, w.constant(bias.expand(rows))], d)
+            y = w.concat([y, w.constant(bias.expand(rows))], d)
     return y
-
-
-def _in_groups(
-    w: LiteRtWriter, x: LiteRtValue, weight: Tensor, a: Arguments, write: Callable[..., LiteRtValue]
-) -> LiteRtValue:
-    """Write one convolution per group of channels, and concatenate their results."""
-    annotation = w.in_integers
-    axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
-    parts = []
-    for g in range(a.groups):
-        rows, part = (0, g * outputs, outputs), slice_(w, x, axis, g * inputs, inputs)
-        bias, w.in_integers = None if a.bias is None else a.bias.narrow(*rows), annotation
-        parts.append(write(part, weight.narrow(*rows), bias, outputs))
-    return concat(w, parts, axis)
 
 
 def _check_transposed(a: Arguments) -> str | None:
@@ -209,8 +198,8 @@ def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         x, padding = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0)), (0, 0, 0, 0)
     else:
         for d, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True), start=1):
-            edge = slice_(w, x, d, 0, 1), slice_(w, x, d, x.shape[d] - 1, 1)
-            x = concat(w, [edge[0]] * before + [x] + [edge[1]] * after, d)
+            edge = w.slice(x, d, 0, 1), w.slice(x, d, x.shape[d] - 1, 1)
+            x = w.concat([edge[0]] * before + [x] + [edge[1]] * after, d)
         padding = (0, 0, 0, 0)
     return _pool(w, "MAX_POOL_2D", x, a, SAME if any(padding) else VALID)
 

@@ -32,9 +32,8 @@ from dimorder.targets.litert import INFO
 from dimorder.targets.litert.emit import WrittenGraph, calls_of_dynamic_size, fused_program, write
 from dimorder.targets.litert.exact import ExactRun, OperatorsRun
 from dimorder.targets.litert.file import operators
-from dimorder.targets.litert.flatbuffer import MAX_RANK, TfLiteGraph
+from dimorder.targets.litert.flatbuffer import MAX_RANK, MAX_SLICED, TfLiteGraph
 from dimorder.targets.litert.model import LiteRtModel, is_rounded
-from dimorder.targets.litert.moves import MAX_SLICED
 from dimorder.targets.litert.ops import FLIP, OPERATORS, SLICE, unfit_input, with_moves
 from dimorder.targets.litert.runtime import (
     DEFAULT_KERNELS,

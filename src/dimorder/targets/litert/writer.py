@@ -23,6 +23,7 @@ from dimorder.targets.litert import integers
 from dimorder.targets.litert.flatbuffer import (
     CAST_ONLY,
     MAX_RANK,
+    MAX_SLICED,
     TfLiteGraph,
     TfLiteNode,
     TfLiteTensor,
@@ -48,6 +49,7 @@ class LiteRtWriter(TfLiteIntegerWriter):
     """
 
     MAX_RANK = MAX_RANK
+    CONCAT, MAX_CONCATENATED = "CONCATENATION", 5  # XNNPACK's delegate has up to 5 operands
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,6 +244,9 @@ class LiteRtWriter(TfLiteIntegerWriter):
         ):
             return self.as_written(value)
         return self.reshape(value, shape)
+
+    def _goes_in_rows(self, kind: str, x: LiteRtValue) -> bool:
+        return len(x.shape) > (MAX_SLICED if kind == "SLICE" else MAX_RANK)
 
     def in_rows(self, value: LiteRtValue, most: int = MAX_RANK) -> LiteRtValue:
         """Return a value for an operator on rows: in the shape in which it was written, if that has them."""

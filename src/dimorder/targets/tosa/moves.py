@@ -10,30 +10,17 @@ from typing import Any
 
 import torch
 
-from dimorder.targets.graph_writer import join_in_steps, merge_broadcast
+from dimorder.targets.graph_writer import merge_broadcast
 from dimorder.targets.rows import clone, paddings, permute, unfit_step, view
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.pointwise import cast
-from dimorder.targets.tosa.writer import MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import MAX_RANK, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
 
 # -- parts: values to values -------------------------------------------------------------------------------
-
-
-def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> TosaValue:
-    """Return elements `start` to `start + length` of one dimension."""
-    return w.slice(x, dim, start, length, _goes_in_rows(x))
-
-
-def _goes_in_rows(x: TosaValue) -> bool:
-    """Return whether a value has a rank that TOSA lacks, or several images.
-
-    Vela cuts and joins images one by one.
-    """
-    return len(x.shape) > MAX_RANK or math.prod(x.shape[:-3]) > 1
 
 
 def pad(
@@ -42,7 +29,7 @@ def pad(
     """Add elements of `fill` on both sides, or remove elements for a negative number."""
     for d, (low, high) in enumerate(zip(before, after, strict=True)):
         cut = max(-low, 0), max(-high, 0)
-        x = slice_(w, x, d, cut[0], x.shape[d] - sum(cut))
+        x = w.slice(x, d, cut[0], x.shape[d] - sum(cut))
     amounts = [max(amount, 0) for pair in zip(before, after, strict=True) for amount in pair]
     if not any(amounts):
         return x
@@ -50,15 +37,6 @@ def pad(
         length + low + high for length, low, high in zip(x.shape, amounts[::2], amounts[1::2], strict=True)
     ]
     return w.op("PAD", [x, w.sizes(amounts), w.number(fill, x.dtype)], shape)
-
-
-def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
-    """Concatenate along one dimension; many operands are concatenated in several steps."""
-
-    def joined(group: Sequence[TosaValue]) -> TosaValue:
-        return w.join("CONCAT", group, dim, in_rows=any(map(_goes_in_rows, group)))
-
-    return join_in_steps(values, MAX_OPERANDS, joined)
 
 
 def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
@@ -89,12 +67,12 @@ def _expand(w: TosaWriter, a: Arguments) -> TosaValue:
 def _cat(w: TosaWriter, a: Arguments) -> TosaValue:
     dtype = DTYPES[a.dtype]
     values = [cast(w, w.dense(operand), dtype) for operand in a.tensors]
-    return concat(w, values, a.dim % len(a.shape))
+    return w.concat(values, a.dim % len(a.shape))
 
 
 def _slice(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
-    return slice_(w, x, a.dim, a.start, a.shape[a.dim])
+    return w.slice(x, a.dim, a.start, a.shape[a.dim])
 
 
 def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:

@@ -14,7 +14,6 @@ from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.dtypes import sum_type
 from dimorder.targets.tosa.indices import take
-from dimorder.targets.tosa.moves import slice_
 from dimorder.targets.tosa.pointwise import check_float
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 from dimorder.targets.windows import nearest_reads, resizes
@@ -70,7 +69,7 @@ def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
 def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
     x, axes = w.dense(a.x), bilinear_axes(a)
     for d, axis in enumerate(axes, start=1):
-        x = slice_(w, x, d, 0, axis.old)
+        x = w.slice(x, d, 0, axis.old)
     return _resize(w, "BILINEAR", x, axes, a.shape)
 
 

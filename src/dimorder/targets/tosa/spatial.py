@@ -7,7 +7,7 @@ window reaches is sliced off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.rows import unfit_weights
 from dimorder.targets.table import Arguments, Row, is_of_one_type, shape_of, whole
 from dimorder.targets.tosa.dtypes import FLOATS, TORCH, WIDEST, accumulator_type, sum_type
-from dimorder.targets.tosa.moves import concat, pad, slice_
+from dimorder.targets.tosa.moves import pad
 from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 from dimorder.targets.windows import spans, unfit_dilation
@@ -44,7 +44,12 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     strides = [step if count > 1 else 1 for step, count in zip(a.stride, a.shape[1:-1], strict=True)]
     is_long = flat and max(strides) > w.max_stride
     if is_long:
-        x, padding = _beside_constants(w, x, padding, _zero_points(a)[0]), [0] * len(padding)
+        sides = [(0, 0), (padding[0], padding[1]), (padding[2], padding[3]), (0, 0)]
+        fill = torch.tensor(_zero_points(a)[0], dtype=TORCH[x.dtype])
+        x, padding = (
+            w.beside_constants(x, sides, fill),
+            [0] * len(padding),
+        )  # Vela makes a PAD part of its reader
     options = {"pad": padding, "stride": strides, "dilation": dilation}
     write = partial(conv, w, options=options, zero_points=_zero_points(a))
     if flat and 1 < a.groups == x.shape[-1]:
@@ -54,7 +59,7 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
         return write("DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape)  # weight (H, W, C, multiplier)
     if flat and a.groups == 1 and set(dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
         return _patches(w, x, weight, a)
-    return in_groups(w, x, weight, a, partial(write, "CONV2D" if flat else "CONV3D"))
+    return w.in_groups(x, weight, a, partial(write, "CONV2D" if flat else "CONV3D"))
 
 
 def convolve(
@@ -109,18 +114,6 @@ def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaV
     return w.reshape(y, a.shape)
 
 
-def _beside_constants(w: TosaWriter, x: TosaValue, padding: Sequence[int], fill: int) -> TosaValue:
-    """Return images (N, H, W, C) with padding, joined to constants: Vela makes a PAD a part of its reader."""
-    for axis, sides in ((1, padding[:2]), (2, padding[2:])):
-        shapes = [[*x.shape[:axis], amount, *x.shape[axis + 1 :]] for amount in sides]
-        before, after = (
-            [w.constant(torch.full(shape, fill, dtype=TORCH[x.dtype]))] if shape[axis] else []
-            for shape in shapes
-        )
-        x = concat(w, [*before, x, *after], axis) if before or after else x
-    return x
-
-
 def _of_all_channels(groups: int, weight: Tensor, zero: int) -> Tensor:
     """Return a depthwise weight (O, H, W, 1) as (O, H, W, C), in which other channels count as 0."""
     outputs = weight.shape[0]
@@ -143,26 +136,7 @@ def conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
     options = {"out_pad": out_pad, "stride": list(a.stride)}
     write = partial(conv, w, "TRANSPOSE_CONV2D", options=options, zero_points=_zero_points(a))
-    return in_groups(w, w.dense(a.x), weight, a, write)
-
-
-def in_groups(
-    w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments, write: Callable[..., TosaValue]
-) -> TosaValue:
-    """Write one convolution per group of channels, and a CONCAT.
-
-    `write` takes the input, weight and bias of a group, and the shape of its result.
-    """
-    if a.groups == 1:
-        return write(x, weight, a.bias, a.shape)
-    axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
-    parts = []
-    for g in range(a.groups):
-        rows = slice(g * outputs, (g + 1) * outputs)
-        part = slice_(w, x, axis, g * inputs, inputs)
-        bias = None if a.bias is None else a.bias[rows]
-        parts.append(write(part, weight[rows], bias, (*a.shape[:-1], outputs)))
-    return concat(w, parts, axis)
+    return w.in_groups(w.dense(a.x), weight, a, write)
 
 
 def conv(

@@ -39,6 +39,7 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
     """
 
     MAX_RANK = MAX_RANK
+    CONCAT, MAX_CONCATENATED = "CONCAT", MAX_OPERANDS
     max_stride: float = math.inf
     reverses_last: bool = True
 
@@ -167,6 +168,13 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
             else [to if value.size == math.prod(to) else (1,) * len(to) for value in values]
         )
         return [self.reshape(value, to) for value, to in zip(values, common, strict=True)]
+
+    def _goes_in_rows(self, kind: str, x: TosaValue) -> bool:
+        """Return whether a value has a rank that TOSA lacks, or several images.
+
+        Vela cuts and joins images one by one.
+        """
+        return len(x.shape) > MAX_RANK or math.prod(x.shape[:-3]) > 1
 
     def _written_shape(self, values: Sequence[TosaValue], shape: Sequence[int]) -> tuple[int, ...] | None:
         """Return the shape in which operands that have all elements of `shape`, or one, need no reshape.

@@ -52,14 +52,14 @@ def moved(row: Row) -> Row:
 def _cat(w: W, a: Arguments) -> Any:
     dim = a.dim % len(a.shape)
     if not a.dtype.is_floating_point:
-        return moves.concat(w, [w.dense(x) for x in a.tensors], dim)
+        return w.concat([w.dense(x) for x in a.tensors], dim)
     operands: list[Operand] = [operand(w, x) for x in a.tensors]
     if w.annotation is not None and w.annotation.how is How.DEQUANTIZED:
         integers, (of, *_) = zip(*(as_integers(w, x) for x in operands), strict=True)
-        return Lookup.dequantize(moves.concat(w, integers, dim), of)
+        return Lookup.dequantize(w.concat(integers, dim), of)
     step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**BITS
     held = [exact_or_sum(w, x) for x in operands]
-    joined = moves.concat(w, [on_grid(w, x, step) for x in held], dim)
+    joined = w.concat([on_grid(w, x, step) for x in held], dim)
     error = max(map(error_of, held))
     return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1, error=error)
 

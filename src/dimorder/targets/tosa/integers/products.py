@@ -50,7 +50,7 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
             of_group = changed(call, x=whole(x), bias=bias, shape=tuple(shape), groups=1, **{name: rows})
             return rescale(w, write(w, of_group), [2.0**-less], "INT32")
 
-        joined = spatial.in_groups(w, x, weight, call, write_group)
+        joined = w.in_groups(x, weight, call, write_group)
         return Accumulator(joined, scales * 2.0**less, (limit >> less) + 1)
 
     return build

@@ -26,7 +26,7 @@ from dimorder.targets.tosa.integers.kernels import INTEGERS, SELECTION
 from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup
 from dimorder.targets.tosa.integers.sums import quantize
-from dimorder.targets.tosa.moves import concat, slice_, tile
+from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import check_float
 from dimorder.targets.tosa.rescale import SHORT, rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -155,8 +155,8 @@ def _alone(values: Sequence[TosaValue]) -> TosaValue:
 
 def _with_edges(w: W, x: TosaValue, dim: int, taps: Taps) -> TosaValue:
     before, after = taps.edges
-    first, last = (slice_(w, x, dim, at, 1) for at in (0, taps.old - 1))
-    return concat(w, [first] * before + [x] + [last] * after, dim)
+    first, last = (w.slice(x, dim, at, 1) for at in (0, taps.old - 1))
+    return w.concat([first] * before + [x] + [last] * after, dim)
 
 
 def _phases(w: W, x: TosaValue, dim: int, taps: Taps, zero_point: int) -> tuple[list[TosaValue], Join]:
@@ -172,7 +172,7 @@ def _phases(w: W, x: TosaValue, dim: int, taps: Taps, zero_point: int) -> tuple[
     sums = []
     for start, weights in zip(taps.starts[:phases], taps.weights[:phases], strict=True):
         length = stride * (count - 1) + len(weights)
-        part = slice_(w, image, 2, start + taps.edges[0], length)
+        part = w.slice(image, 2, start + taps.edges[0], length)
         weight = torch.tensor(weights, dtype=torch.int8).expand(inner, 1, -1).unsqueeze(-1)
         shape = (1, outer, count, inner)
         made = spatial.convolve(
@@ -181,7 +181,7 @@ def _phases(w: W, x: TosaValue, dim: int, taps: Taps, zero_point: int) -> tuple[
         sums.append(made)
 
     def join(values: Sequence[TosaValue]) -> TosaValue:
-        joined: TosaValue = w.reshape(concat(w, values, 3), (*x.shape[:dim], taps.new, *x.shape[dim + 1 :]))
+        joined: TosaValue = w.reshape(w.concat(values, 3), (*x.shape[:dim], taps.new, *x.shape[dim + 1 :]))
         return joined
 
     return sums, join
@@ -197,7 +197,7 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
     taps = [Taps.bilinear(axis) for axis in axes]
     if not w.forms.resizes and all(each.fits for each in taps):
         for dim, axis in enumerate(axes, start=1):
-            x = slice_(w, x, dim, 0, axis.old)
+            x = w.slice(x, dim, 0, axis.old)
         return in_phases(w, x, of, taps, a.shape)
     ones = math.prod(axis.n for axis in axes)
     sums = resize.bilinear(w, changed(a, x=whole(x)))
