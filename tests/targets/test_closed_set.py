@@ -148,10 +148,9 @@ def plans() -> tuple[NetworkPlan, ...]:
 def offered(plan: NetworkPlan) -> Iterator[tuple[Any, Implementation, set[Any]]]:
     """Each operator of a network, each implementation it was offered, and what that emits."""
     extracted = plan.extracted
-    program, buffers = extracted.annotated.program, extracted.buffers
     for site, arrangements in zip(extracted.sites, extracted.arrangements, strict=True):
         for arrangement in arrangements if site.implementations else ():
-            calls = physical_calls(site, arrangement, program, buffers)
+            calls = physical_calls(site, arrangement, extracted.buffers)
             yield site.node.target, site.implementations[arrangement.implementation], called(calls) - FREE
 
 

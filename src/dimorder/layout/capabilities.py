@@ -173,7 +173,7 @@ def _constants(call: torch.fx.Node) -> list[torch.fx.Node]:
 
 def _calls(index: int, arrangement: Arrangement, found: SiteMap) -> list[torch.fx.Node]:
     """Return the physical calls that an arrangement of a site would write."""
-    return physical_calls(found.sites[index], arrangement, found.annotated.program, found.buffers)
+    return physical_calls(found.sites[index], arrangement, found.buffers)
 
 
 def _call_key(node: torch.fx.Node) -> object:

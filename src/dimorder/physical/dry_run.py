@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import add_constant, set_value
 from dimorder.graph.prediction import predict, without_data
 from dimorder.ops.builder import AxisGroup, Builder, Physical
@@ -21,7 +20,7 @@ from dimorder.ops.relation import AxisOrder
 
 
 def physical_calls(
-    site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
+    site: Site, arrangement: Arrangement, buffers: Sequence[BufferInfo]
 ) -> list[torch.fx.Node]:
     """Return the calls that an arrangement of a site would append to a physical program.
 
