@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import dimorder
+from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
 from tests.marks import slow_but
 from tests.sizes.symbols import OF_SIZES, PICTURES, errors, lower, sized
 
@@ -146,3 +147,24 @@ def test_a_resize_by_a_share_of_a_symbol_runs_beside_the_delegates_and_is_named(
     assert place.operator == f"aten.upsample_{mode}2d.vec" and f"{mode} resize" in reason
     for sizes in PICTURES:
         assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-4
+
+
+class Windows(nn.Module):
+    """Adds up each window of a map over the places that are in the same region, of two rows and the rest."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape[1:]
+        regions = x.new_zeros((rows, columns))
+        regions[-2:] = 3.0
+        windows = regions.view(rows // 2, 2, columns // 2, 2).permute(0, 2, 1, 3).reshape(-1, 4)
+        apart = windows[:, None] - windows[..., None]
+        return x.reshape(len(x), -1, 1, 4) @ apart.masked_fill(apart != 0, -7.0)
+
+
+def test_the_last_rows_of_what_is_computed_from_sizes_are_no_products() -> None:
+    dims = ({1: 2 * Dim("h", min=3, max=9), 2: 2 * Dim("w", min=3, max=9)},)
+    exported = torch.export.export(Windows(), (torch.randn(3, 10, 14),), dynamic_shapes=dims)
+    assert decompose_dynamic_resize(exported) is exported
+    lowered = dimorder.lower(Windows(), (torch.randn(3, 10, 14),), dynamic_shapes=dims, target="xnnpack")
+    for shape in ((3, 6, 18), (3, 18, 6), (3, 16, 12)):
+        assert max(errors(lowered, Windows(), torch.randn(shape))) <= 1e-5

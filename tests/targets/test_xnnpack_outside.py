@@ -47,6 +47,15 @@ OUTSIDE: dict[str, Outside] = {
         {"aten::cumsum.out": 1},
         0,
     ),
+    "an operator outside of core ATen that has a kernel": (
+        lambda x: x.masked_fill(x > 3, 7),
+        (torch.arange(3 * 5).reshape(3, 5) % 6,),
+        {},
+        (),
+        0,
+        {"aten::gt.Scalar_out": 1, "aten::masked_fill.Scalar_out": 1},
+        0,
+    ),
     "a running product of integers": (
         lambda x: torch.cumprod(x, 1),
         (torch.arange(2 * 7 * 3).reshape(2, 7, 3) % 5 - 2,),

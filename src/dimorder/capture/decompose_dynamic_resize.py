@@ -27,10 +27,11 @@ from torch.fx import Node, map_arg
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import ToFloat
 
-from dimorder.capture.functionalize import write_apart
+from dimorder.capture.functionalize import calls_ahead, write_apart
 from dimorder.capture.infinite_values import infinite_values
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.graph.tracing import FLOATS, at_most, quotient
+from dimorder.ops.table import OPERATORS
 
 aten = torch.ops.aten
 
@@ -55,8 +56,9 @@ def decompose_dynamic_resize(
 ) -> ExportedProgram:
     """Write resizes to dynamic sizes, and steps from the end of a dynamic size, in other operators.
 
-    A matmul spreads infinities as NaN, so operators that may read infinities stay. No new fixed size equals
-    one of `taken`, the values of dynamic sizes at which the program is planned.
+    A matmul spreads infinities as NaN, so operators that may read infinities stay. Steps of what is computed
+    from sizes alone stay too. No new fixed size equals one of `taken`, the values of dynamic sizes at which
+    the program is planned.
 
     Args:
         exported: the program with dynamic sizes.
@@ -76,19 +78,18 @@ def decompose_dynamic_resize(
     nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in nodes):
         return exported  # torch cannot trace a float that becomes a size again
-    infinite, touched = infinite_values(exported)
-    several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
     limits = limits or ResizeLimits(RESIZES)
+    infinite, touched = infinite_values(exported)
+    ahead = calls_ahead(exported, exported.graph, OPERATORS)
+    steps = [n for n in nodes if limits.last_steps and n.target in _STEPS and n not in ahead]
+    several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
     asks = {target: partial(_RESIZES[target][0], limits) for target in limits.resizes}
     ways = (
         (
             {target: _where(ask, _RESIZES[target][1]) for target, ask in asks.items()},
             [n for n in nodes if n.target in asks and asks[n.target](*_read(n))],
         ),
-        (
-            _steps(several),
-            [n for n in nodes if limits.last_steps and n.target in _STEPS and _is_of_end(*_read(n))],
-        ),
+        (_steps(several), [n for n in steps if _is_of_end(*_read(n))]),
     )
     table: dict[Any, Any] = {}
     for rewritten, found in ways:

@@ -13,6 +13,7 @@ import torch
 from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Node
 
 from dimorder.capture.refusals import WRITING_BRANCH
 from dimorder.errors import UnsupportedError
@@ -65,17 +66,34 @@ def functionalize(
     if all(_is_functional(node, operators) for node in called):
         return exported
     graph = copy_graph(exported.graph)
-    constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
-    constants -= set(state_of(exported))
-    ahead = {node for node in graph.nodes if node.op == "placeholder" and node.name in constants}
+    ahead = calls_ahead(exported, graph, operators)
     for node in graph.nodes:
-        if node.op == "call_function" and _is_ahead(node, ahead, operators):
-            ahead.add(node)
-        elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
+        if node in ahead:
+            continue
+        if node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
             if not decompose:
                 return exported
             return _decomposed(exported)
     return replace_parts(exported, graph=graph)
+
+
+def calls_ahead(exported: ExportedProgram, graph: Graph, operators: Mapping[Any, Operator]) -> set[Node]:
+    """Return the constants, and the calls that compute from these and from sizes alone.
+
+    Args:
+        exported: the program. What it writes to is no constant.
+        graph: its graph, or a copy.
+        operators: the table of operators.
+    """
+    specs = exported.graph_signature.input_specs
+    constants = {spec.arg.name for spec in specs if spec.kind != InputKind.USER_INPUT} - set(
+        state_of(exported)
+    )
+    ahead = {node for node in graph.find_nodes(op="placeholder") if node.name in constants}
+    for node in graph.nodes:
+        if node.op == "call_function" and _is_ahead(node, ahead, operators):
+            ahead.add(node)
+    return ahead
 
 
 def _decomposed(exported: ExportedProgram) -> ExportedProgram:
@@ -103,7 +121,7 @@ def write_apart(exported: ExportedProgram) -> ExportedProgram:
     It leaves conversions and broadcasts to the write, of which a functional program has none.
     """
     graph, buffers = copy_graph(exported.graph), state_of(exported)
-    written = set[torch.fx.Node]()
+    written = set[Node]()
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         buffer, value = (tensor_of(each) for each in node.args[:2])
         if value.dtype != buffer.dtype:
@@ -121,17 +139,15 @@ def _is_mutable(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _write_instead(copy: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
+def _write_instead(copy: Node, target: Any, *args: Any, **kwargs: Any) -> None:
     """Let a write take what a call makes of its value."""
     copy.update_arg(1, call_before(copy, target, (copy.args[1], *args), kwargs))
 
 
-def _is_ahead(
-    node: torch.fx.Node, ahead: Collection[torch.fx.Node], operators: Mapping[Any, Operator]
-) -> bool:
+def _is_ahead(node: Node, ahead: Collection[Node], operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call reads no input, and writes no parameter nor what a call on inputs has read."""
     target: Any = node.target
-    if target in _FILLED:
+    if target in _FILLED or _is_number(node):
         return True
     if not all(operand in ahead for operand in node.all_input_nodes):
         return False
@@ -148,18 +164,23 @@ def _is_ahead(
     return True
 
 
-def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+def _is_number(node: Node) -> bool:
+    """Return whether a call computes a number from sizes."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _made_functional(node: Node, operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call is functional, or was in place and has been replaced."""
     in_place = _is_mutable(node.target)
     return _replaced(node, operators) if in_place else _is_functional(node, operators)
 
 
-def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
-    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return True  # computed from sizes
+def _is_functional(node: Node, operators: Mapping[Any, Operator]) -> bool:
+    if _is_number(node):
+        return True
     if node.op == "get_attr":  # the graph of a branch
         branch = getattr(node.graph.owning_module, str(node.target))
-        if not isinstance(branch, torch.fx.GraphModule):  # what torch.export keeps of a mapped function
+        if not isinstance(branch, GraphModule):  # what torch.export keeps of a mapped function
             return False
         called = (each for each in branch.graph.nodes if each.op in ("call_function", "get_attr"))
         return all(_is_functional(each, operators) for each in called)
@@ -171,12 +192,12 @@ def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bo
     return is_known and not node.target._schema.is_mutable
 
 
-def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+def _replaced(node: Node, operators: Mapping[Any, Operator]) -> bool:
     """Replace an in-place operator by its functional form if nothing else sees the write, or return False."""
     written: Any = node.args[0] if node.args else None
     target: Any = node.target
     overload = out_of_place(target)
-    if overload is None or not isinstance(written, torch.fx.Node):
+    if overload is None or not isinstance(written, Node):
         return False
     if target._opname in _TRUTHS and written.meta["val"].dtype != torch.bool:
         return False
@@ -191,7 +212,7 @@ def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     return True
 
 
-def _is_private(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+def _is_private(node: Node, operators: Mapping[Any, Operator]) -> bool:
     """Return whether a value is new memory, or the only view of new memory that is still read."""
     if node.op != "call_function" or _is_fresh(node, operators):
         return node.op == "call_function"
@@ -199,7 +220,7 @@ def _is_private(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     return len(sources) == 1 and len(sources[0].users) == 1 and _is_private(sources[0], operators)
 
 
-def _is_fresh(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+def _is_fresh(node: Node, operators: Mapping[Any, Operator]) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     schema = node.target._schema

@@ -9,6 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -22,6 +23,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.program_tables import read_program
 from dimorder.executorch.pte import method_of
+from dimorder.graph.branches import COND
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
 from dimorder.graph.nodes import is_getitem, origin_of, set_value, where
 from dimorder.ops.quantization import is_quantized
@@ -122,8 +124,8 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
     ExecuTorch fails in many ways on a missing operator.
     """
     try:
-        # A program in core ATen is not decomposed, since that would take longer than all the rest.
-        if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
+        # What the runtime has kernels for is not decomposed: that would take longer than all the rest.
+        if not all(_has_kernel(node.target) for node in outer.graph.nodes if node.op == "call_function"):
             with patch.object(config, "do_not_emit_runtime_asserts", True):  # of sizes: ExecuTorch lacks pow
                 outer = outer.run_decompositions(_default_decomposition_table())
         _add_in_pairs(outer.graph_module)
@@ -132,6 +134,22 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error
+
+
+def _has_kernel(target: Any) -> bool:
+    """Return whether ExecuTorch has a kernel for what is called, as it has for each operator in core ATen."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is not COND
+    overload = "" if target._overloadname == "default" else f"{target._overloadname}_"
+    name = f"{target.namespace}::{target._opname}.{overload}out"
+    return torch.Tag.core in target.tags or name in _kernels()
+
+
+def _kernels() -> set[str]:
+    """Return the names of the runtime's kernels."""
+    from executorch.runtime import Runtime
+
+    return set(Runtime.get().operator_registry.operator_names)
 
 
 def _add_in_pairs(module: GraphModule) -> None:
@@ -164,9 +182,7 @@ def _require_kernels(outside: Mapping[str, int], plan: Partition) -> None:
 
     The runtime would refuse to load the file, and name no node.
     """
-    from executorch.runtime import Runtime
-
-    missing = set(outside) - set(Runtime.get().operator_registry.operator_names)
+    missing = set(outside) - _kernels()
     if missing:
         stems = [name.split("::")[1].split(".")[0].removesuffix("_copy") for name in missing]
         named = [node for node in plan.outside() if any(_stem(node) in s or s in _stem(node) for s in stems)]
