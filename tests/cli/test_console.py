@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -23,16 +24,25 @@ pytestmark = pytest.mark.usefixtures("at_root")
 
 
 def start(
-    *argv: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, variables=MappingProxyType({}), **options
+    *argv: str,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    variables=MappingProxyType({}),
+    largest_bytes: int = resource.RLIM_INFINITY,  # of a file
+    **options,
 ) -> subprocess.Popen[str]:
+    def prepare():
+        # A shell's background jobs ignore SIGINT, and their children with them.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, largest_bytes))
+
     return subprocess.Popen(
         [sys.executable, "-m", "dimorder", *argv],
         stdout=stdout,
         stderr=stderr,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **variables},
-        # A shell's background jobs ignore SIGINT, and their children with them.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=prepare,
         **options,
     )
 
@@ -80,6 +90,15 @@ def test_a_full_disk_behind_stdout_is_an_error_of_three_lines(argv):
         "  found: cannot be written: No space left on device",
     ]
     assert len(lines) == 3 or "--debug" in argv, err
+
+
+@pytest.mark.parametrize("largest_bytes", [0, 100])
+def test_a_full_disk_for_temporary_files_is_an_error_of_three_lines(largest_bytes, tmp_path):
+    argv = ["lower", "tests.zoo:se_linear", "--input", "1x16x5x7", "-o", "net.pte"]
+    out, err = (run := start(*argv, cwd=tmp_path, largest_bytes=largest_bytes)).communicate(timeout=300)
+    where, _, fix = err.splitlines()
+    assert (run.returncode, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert where == "a temporary file" and fix == "  fix: set TMPDIR to a folder on a disk with space"
 
 
 @pytest.mark.parametrize("argv", PRINTS, ids=" ".join)

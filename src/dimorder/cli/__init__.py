@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import io
 import os
 import re
@@ -37,7 +38,7 @@ from dimorder.cli.answer import (
     print_answer,
     write_files,
 )
-from dimorder.cli.console import Console, flushing, open_console
+from dimorder.cli.console import TEMPORARY_FIX, Console, flushing, open_console
 from dimorder.cli.options import Command, CommandParser
 from dimorder.errors import DimorderError, UsageError
 
@@ -56,6 +57,7 @@ COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
 )
 _WORDS = {"model": "MODEL", "more": "FILE", "program": "PROGRAM", "output": "-o", "folder": "-o"}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk for temporary files
 _DESCRIPTION = "Show, check and choose the order in which tensors lie in memory, and lower networks by it."
 EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
@@ -88,15 +90,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with flushing(sys.stdout):  # also when argparse ends Python after its help
             options = _parse(argv)
+        if options is None:
+            return DONE
+        with open_console(options.debug) as console:
+            code = _finish(options, console)
     except BrokenPipeError:
         return DONE
     except DimorderError as error:
         print(error, file=sys.stderr)
         return USAGE
-    if options is None:
-        return DONE
-    with open_console(options.debug) as console:
-        code = _finish(options, console)
     if code == INTERRUPTED and argv is None:
         # CPython ends by SIGINT, whatever the exit code, if the interrupt has passed through an exec().
         sys.stdout.flush()
@@ -167,7 +169,9 @@ def _finish(options: argparse.Namespace, console: Console) -> int:
 def _fail(error: Exception, console: Console, debug: bool) -> int:
     if debug:
         console.warn("".join(traceback.format_exception(error)).rstrip())
-    if not isinstance(error, DimorderError):
+    if isinstance(error, OSError) and error.errno in _FULL:
+        error = UsageError("a temporary file", f"cannot be written: {error.strerror}", TEMPORARY_FIX)
+    elif not isinstance(error, DimorderError):
         where = f"an unexpected {type(error).__name__}"
         error = DimorderError(
             where, str(error) or "no message", "run again with --debug, and report what you see"

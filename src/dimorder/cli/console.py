@@ -21,6 +21,7 @@ from dimorder.errors import writable
 
 PATIENCE_S = 2.0  # a command that takes longer shows its step
 _EVERY_S = 0.2
+TEMPORARY_FIX = "set TMPDIR to a folder on a disk with space"
 _BAR, _COLUMNS = 20, 80  # characters; the columns of a terminal that does not say how many it has
 _CLEAR = "\r\x1b[2K"  # the terminal's line
 
@@ -194,10 +195,11 @@ def open_console(debug: bool) -> Iterator[Console]:
         if debug:
             console = Console(sys.stdout, sys.stderr)
         else:
-            log = stack.enter_context(tempfile.TemporaryFile())
+            with writable("a temporary file", TEMPORARY_FIX):
+                log = stack.enter_context(tempfile.TemporaryFile())
             out, err = (stack.enter_context(_redirected(descriptor, log)) for descriptor in (1, 2))
             console = Console(out, err, log)
-            text = stack.enter_context(open(log.fileno(), "w", errors="replace", closefd=False))
+            text = stack.enter_context(_text_to(log.fileno(), "replace"))
             stack.enter_context(contextlib.redirect_stdout(text))
             stack.enter_context(contextlib.redirect_stderr(text))
         stack.enter_context(_interrupts(console))
@@ -215,14 +217,23 @@ def _redirected(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
     except OSError:  # closed by the process that started us
         kept = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log.fileno(), descriptor)
-    text = open(kept, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    try:
+        with _text_to(kept, "backslashreplace") as text:
+            yield text
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _text_to(descriptor: int, errors: str) -> Iterator[TextIO]:
+    """Yield a stream to a descriptor, which stays open. The last write may fail."""
+    text = open(descriptor, "w", errors=errors, closefd=False)  # noqa: SIM115
     try:
         yield text
     finally:
         with contextlib.suppress(OSError):  # the reader has closed it, or its disk is full
             text.close()
-        os.dup2(kept, descriptor)
-        os.close(kept)
 
 
 @contextlib.contextmanager
