@@ -108,6 +108,7 @@ MAY_IMPORT = {
         "clock",
         "contract",
         "graph",
+        "ops",
         "capture",
         "physical",
         "sizes",

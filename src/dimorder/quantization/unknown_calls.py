@@ -11,10 +11,12 @@ from torch.fx import GraphModule, Node
 
 from dimorder.graph.nodes import bound, replace_node, shown_as, tensor_of
 from dimorder.graph.prediction import computed_before
+from dimorder.quantization.complex_calls import write_complex_calls
 from dimorder.quantization.compound_calls import write_compound_calls, write_embedding_bags
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.counts import count_in_floats
 from dimorder.quantization.norms import rewrite_cosines, rewrite_deviations, rewrite_norms
+from dimorder.quantization.transposed import widen_transposed
 from dimorder.quantization.wrapped import WrappedQuantizer
 
 aten = torch.ops.aten
@@ -52,6 +54,8 @@ class UnknownCalls(WrappedQuantizer):
     """Another quantizer, for which calls that it does not know are rewritten, or annotated as others."""
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        write_complex_calls(model)
+        widen_transposed(model)
         write_compound_calls(model)
         write_embedding_bags(model)
         count_in_floats(model)
