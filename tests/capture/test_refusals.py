@@ -135,6 +135,7 @@ BY_DATA = (
 )
 SIZE = "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk"
 KEEP = "return the new value as an output instead, or keep it in a buffer"
+CALL = "call the network once before lowering if only its first call writes"
 TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
     Nonzero: ("aten.nonzero ({line})", "a result whose size the data decide: (u0, 2)", SIZE),
     MaskedSelect: ("aten.masked_select ({line})", "a result whose size the data decide: (u0)", SIZE),
@@ -193,7 +194,7 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
         "make the module exportable, and check the shapes of the example inputs",
     ),
     WritesItsInput: ("user input x ({line})", "the program writes to it", KEEP),
-    WritesItsWeight: ("parameter weight ({line})", "the program writes to it", KEEP),
+    WritesItsWeight: ("parameter weight ({line})", "the program writes to it", f"{KEEP}; {CALL}"),
 }
 
 

@@ -267,9 +267,33 @@ def test_examples_that_the_network_writes_to_are_refused() -> None:
 
     examples = [torch.randn(2, 5) for _ in range(3)]
     before = [x.clone() for x in examples]
-    with pytest.raises(UnsupportedError, match="found: the network writes to it"):
+    with pytest.raises(UnsupportedError, match=r"user input x .*\n  found: the program writes to it"):
         dimorder.quantize(Writes(), examples)
     assert all(map(torch.equal, examples, before))
+
+
+def test_a_network_whose_first_call_writes_to_its_weights_is_quantised_after_that_call() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.is_halved = nn.Linear(5, 7), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.is_halved:
+                with torch.no_grad():
+                    self.linear.weight.div_(2)
+                self.is_halved = True
+            y: torch.Tensor = self.linear(x)
+            return y
+
+    network, examples = Halves().eval(), [torch.randn(2, 5) for _ in range(3)]
+    with pytest.raises(
+        UnsupportedError, match=r"parameter linear.weight .*\n.*\n.*call the network once before"
+    ):
+        dimorder.quantize(network, examples)
+    network.is_halved = False  # the export has called it
+    network(examples[0])
+    dimorder.lower(dimorder.quantize(network, examples), (examples[0],))
 
 
 def test_a_lowered_network_of_floats_is_not_compared() -> None:

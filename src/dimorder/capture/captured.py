@@ -16,11 +16,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.capture.export import example_leaves, export, refuse_meta, require_arguments
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
-from dimorder.capture.refusals import no_normal_form, refuse_sparse, writes_no_buffer
+from dimorder.capture.refusals import no_normal_form, refuse_sparse, refuse_write, writes_no_buffer
 from dimorder.capture.state import StateBuffer, left_in_state, with_one_name
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND, branches
-from dimorder.graph.nodes import may_resize, operator_at, where
+from dimorder.graph.nodes import may_resize, operator_at
 from dimorder.graph.pairs import is_pair
 from dimorder.graph.passes import run_passes
 from dimorder.graph.quantized import Scaled, equal_ones
@@ -190,11 +190,7 @@ def _refuse(exported: ExportedProgram) -> None:
     for spec, end in zip(exported.graph_signature.output_specs, ends, strict=True):
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
             kind = spec.kind.name.removesuffix("_MUTATION").replace("_", " ").lower()
-            raise UnsupportedError(
-                f"{kind} {spec.target or ''} ({where(end)})",
-                "the program writes to it",
-                "return the new value as an output instead, or keep it in a buffer",
-            )
+            raise refuse_write(kind, spec.target or "", end)
     for node in exported.graph.nodes:
         reason = no_normal_form(node)
         if reason is not None:

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from dimorder.capture.size_refusals import places_of, refused_sizes
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import is_static
-from dimorder.graph.nodes import operator_at, tensors_in
+from dimorder.graph.nodes import operator_at, tensors_in, where
 from dimorder.graph.tracing import is_random
 
 aten = torch.ops.aten
@@ -110,6 +110,14 @@ _DROPOUTS = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_drop
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _READ_OUT = ("a number that is read out of a tensor", "keep it a tensor, or make it a constant")
+
+
+def refuse_write(kind: str, name: str, write: torch.fx.Node) -> UnsupportedError:
+    """Return the error for a write to what is no buffer: a parameter, or an input of the user."""
+    fix = "return the new value as an output instead, or keep it in a buffer"
+    if kind == "parameter":
+        fix += "; call the network once before lowering if only its first call writes"
+    return UnsupportedError(f"{kind} {name} ({where(write)})", "the program writes to it", fix)
 
 
 def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
+from dimorder.capture.refusals import refuse_write
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError, UsageError, installed, require_type
-from dimorder.graph.nodes import where
 from dimorder.lowered import Lowered
 from dimorder.modules import one_at_a_time, take_own_tensors, unchanged, unwritten
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
@@ -200,13 +200,13 @@ def _float_network(exported: ExportedProgram) -> GraphModule:
     assert isinstance(original, GraphModule)
     if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
-    for node in original.graph.nodes:
-        if writes(node) and root_of(node).op == "placeholder":
-            fix = "return the new value as an output instead, or keep it in a buffer"
-            raise UnsupportedError(
-                f"input {root_of(node).name} ({where(node)})", "the network writes to it", fix
-            )
-    if any(weight.dtype == torch.float64 and weight.dim() > 1 for weight in original.parameters()):
+    parameters = dict(original.named_parameters(remove_duplicate=False))
+    for node in filter(writes, original.graph.nodes):
+        root = root_of(node)
+        if root.op == "placeholder" or root.target in parameters:
+            kind = "user input" if root.op == "placeholder" else "parameter"
+            raise refuse_write(kind, str(root.target), node)
+    if any(weight.dtype == torch.float64 and weight.dim() > 1 for weight in parameters.values()):
         found = "weights of torch.float64, which torchao does not quantise"
         raise UsageError("model", found, "give model.float()")
     return original
