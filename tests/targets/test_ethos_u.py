@@ -281,6 +281,30 @@ def test_integers_of_64_bits_are_refused() -> None:
     ]
 
 
+class ClassLoss(nn.Module):
+    """A loss of classes, which PyTorch takes as int64 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 6)
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.linear(x), at.long())
+
+
+def test_classes_of_32_bits_that_the_module_widens_are_lowered() -> None:
+    torch.manual_seed(2)
+    examples = [(torch.randn(3, 7), torch.randint(0, 6, (3,))) for _ in range(4)]
+    with pytest.raises(UnsupportedError) as raised:
+        quantized = dimorder.quantize(ClassLoss().eval(), examples, target="ethos-u85-256")
+        dimorder.lower(quantized, target="ethos-u85-256")
+    assert raised.value.fix == "give the example as int32: x.to(torch.int32); the module may take x.long()"
+    narrow = [(x, at.to(torch.int32)) for x, at in examples]
+    quantized = dimorder.quantize(ClassLoss().eval(), narrow, target="ethos-u85-256")
+    (found,) = quantized.compare(dimorder.lower(quantized, target="ethos-u85-256"))
+    assert found.snr_db is not None and found.snr_db > 35
+
+
 # -- the objective of cycles, and the command line ---------------------------------------------------------
 
 

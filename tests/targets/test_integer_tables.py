@@ -112,5 +112,5 @@ def test_a_table_stays_in_floats_if_only_one_of_its_readers_quantises_it() -> No
 def test_positions_of_64_bits_are_refused_by_an_npu_with_what_to_do() -> None:
     network = Text()
     quantized = dimorder.quantize(network.eval(), [inputs("words", 0)], target="ethos-u85-256")
-    with pytest.raises(UnsupportedError, match=r"give the example as int32: x.to\(torch.int32\)"):
+    with pytest.raises(UnsupportedError, match=r"give the example as int32: x.to\(torch.int32\); the module"):
         dimorder.lower(quantized, (inputs("words", 7)[0].long(),), target="ethos-u85-256")

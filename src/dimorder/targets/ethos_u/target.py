@@ -99,7 +99,11 @@ def emit(
     from dimorder.targets.ethos_u.vela import Compiled, compile_by_vela
 
     for kind, specs, fix in (
-        ("input", contract.inputs, "give the example as int32: x.to(torch.int32)"),
+        (
+            "input",
+            contract.inputs,
+            "give the example as int32: x.to(torch.int32); the module may take x.long()",
+        ),
         ("output", contract.outputs, "return scores, and take the largest of them on the CPU"),
     ):
         for spec in specs:
