@@ -114,3 +114,13 @@ def test_positions_of_64_bits_are_refused_by_an_npu_with_what_to_do() -> None:
     quantized = dimorder.quantize(network.eval(), [inputs("words", 0)], target="ethos-u85-256")
     with pytest.raises(UnsupportedError, match=r"give the example as int32: x.to\(torch.int32\); the module"):
         dimorder.lower(quantized, (inputs("words", 7)[0].long(),), target="ethos-u85-256")
+
+
+def test_rows_of_a_table_that_are_returned_as_integers_have_their_scale() -> None:
+    torch.manual_seed(3)
+    network, at = nn.Embedding(9, 5).eval(), [torch.randint(0, 9, (3, 4)) for _ in range(3)]
+    quantized = dimorder.quantize(network, at, target="tosa")
+    lowered = dimorder.lower(quantized, (at[0],), target="tosa")
+    (spec,), (found,) = lowered.contract.outputs, quantized.compare(lowered)
+    assert spec.dtype == "int8" and spec.scale is not None
+    assert found.snr_db is not None and found.snr_db > 40

@@ -40,11 +40,11 @@ def _moves(node: Node) -> bool:
     return elements_of(node.target).moves and node.meta["val"].dtype in _INTEGERS
 
 
-def _are_inputs(integers: Node) -> bool:
-    """Return whether some of these integers are those of an input, moved or not."""
+def _are_given(integers: Node) -> bool:
+    """Return whether some of these integers are those of an input or a constant, moved or not."""
     if _moves(integers):
-        return any(map(_are_inputs, moved_operands(integers)))
-    return integers.op == "placeholder"
+        return any(map(_are_given, moved_operands(integers)))
+    return integers.op != "call_function"
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -216,8 +216,8 @@ def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
     node = _before_casts(node)
     integers = node.args[0]
     assert isinstance(integers, Node)
-    # Without the dequantize, nothing might say what an input's integers stand for.
-    if dtype == own.dtype and not _are_inputs(integers):
+    # Without the dequantize, nothing might say what integers stand for that no quantize gives.
+    if dtype == own.dtype and not _are_given(integers):
         return integers
     return _after(node, QUANTIZE, own.as_type(dtype))
 
