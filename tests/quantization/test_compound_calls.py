@@ -25,6 +25,7 @@ Y = X.flip(2) * 0.7 + 0.1
 SIGNS = torch.tensor([1, -1])
 WEIGHTS = torch.tensor([0.3, 1.7, 0.9])
 AT_EACH = torch.randint(0, 5, (2, 3, 4, 6), generator=torch.Generator().manual_seed(8))
+BOUNDS = torch.tensor([-1.1, -0.4, 0.2, 0.9])
 PLACES = torch.tensor([3, 0, 3, 1, 5])
 CLASSES = torch.randint(0, 3, (2, 5, 7), generator=torch.Generator().manual_seed(7))
 CALLS: dict[str, Callable[[Tensor], object]] = {
@@ -55,6 +56,18 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "angle": lambda x: torch.atan2(x, Y),
     "sums at places": lambda x: torch.ones(2, 3, 6, 7).index_add(2, PLACES, x, alpha=0.5),
     "sums at the place of each": lambda x: torch.ones(2, 3, 5, 8).scatter_add(2, AT_EACH, x),
+    "largest at the place of each": lambda x: (Y[:, :, :, :6] * 2).scatter_reduce(2, AT_EACH, x, "amax"),
+    "least at the place of each alone": lambda x: Y[:, :, :, :6].scatter_reduce(
+        2, AT_EACH, x, "amin", include_self=False
+    ),
+    "mean at the place of each": lambda x: Y[:, :, :, :6].scatter_reduce(2, AT_EACH, x, "mean"),
+    "running logarithm of sums": lambda x: x.logcumsumexp(2),
+    "place among bounds": lambda x: torch.bucketize(x, BOUNDS, right=True),
+    "place among a row for each": lambda x: torch.searchsorted(Y.sort(-1)[0], x),
+    "distance of shares": lambda x: F.kl_div(x.log_softmax(1), Y.softmax(1), reduction="batchmean"),
+    "distance of logarithms of shares": lambda x: F.kl_div(
+        x.log_softmax(1), Y.log_softmax(1), reduction="sum", log_target=True
+    ),
     "slices no longer than": lambda x: torch.renorm(x, 2, 1, 2.5),
     "quantile": lambda x: x.quantile(0.3, 2),
     "quantile of all": lambda x: x[:, :, 1].quantile(0.9, interpolation="nearest"),
@@ -69,6 +82,7 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "errors of classes but one": lambda x: F.nll_loss(x, CLASSES, ignore_index=1, reduction="none"),
 }
 FAST = {"largest and place", "squared error", "distances", "quotient", "median and place", "running product"}
+FAST |= {"place among bounds", "largest at the place of each", "distance of shares"}
 FAST |= {"angle", "sums at places", "error of classes", "sums at the place of each", "quantile"}
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
     "quotient": lambda x: x.sum() / 3,

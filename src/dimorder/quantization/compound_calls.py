@@ -217,16 +217,20 @@ def _middle_of(self: Tensor, dim: int, keepdim: bool) -> Any:
     return tuple(self.kthvalue((self.shape[dim] + 1) // 2, dim, keepdim))
 
 
-def _running_product(self: Tensor, dim: int, dtype: Any) -> Any:
-    """Multiply each product of 1, 2, 4, … elements by the one before it."""
-    if not self.dim() or dtype is not None:
-        return NotImplemented
-    size, step, product = self.shape[dim], 1, self
-    while step < size:
-        first, others = product.narrow(dim, 0, step), product.narrow(dim, step, size - step)
-        product = torch.cat([first, others * product.narrow(dim, 0, size - step)], dim)
-        step *= 2
-    return product
+def _running(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    """Return a function that combines each element with all before it: those of 1, 2, 4, … places before."""
+
+    def running(self: Tensor, dim: int, dtype: Any = None) -> Any:
+        if not self.dim() or dtype is not None:
+            return NotImplemented
+        size, step, found = self.shape[dim], 1, self
+        while step < size:
+            first, others = found.narrow(dim, 0, step), found.narrow(dim, step, size - step)
+            found = torch.cat([first, combine(others, found.narrow(dim, 0, size - step))], dim)
+            step *= 2
+        return found
+
+    return running
 
 
 def _angle(self: Tensor, other: Tensor) -> Tensor:
@@ -255,13 +259,69 @@ def _added_at_each(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
     """Write the sum for each place as a sum of the elements that a comparison finds for it."""
     if not self.dim():
         return NotImplemented
-    src = src[tuple(map(slice, index.shape))].movedim(dim, -1)
-    places = torch.arange(self.shape[dim], dtype=index.dtype, device=index.device)
-    chosen = index.movedim(dim, -1).unsqueeze(-2) == places.unsqueeze(-1)
-    sums = torch.where(chosen, src.unsqueeze(-2), 0.0).sum(-1).movedim(-1, dim)
+    chosen, src = _chosen_at_each(self, dim, index, src)
+    sums = torch.where(chosen, src, 0.0).sum(-1).movedim(-1, dim)
     sizes = zip(reversed(self.shape), reversed(sums.shape), strict=True)
     missing = [side for size, own in sizes for side in (0, size - own)]
     return self + (torch.nn.functional.pad(sums, missing) if any(missing) else sums)
+
+
+def _chosen_at_each(self: Tensor, dim: int, index: Tensor, src: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which elements each place gets, and the elements; both are last."""
+    src = src[tuple(map(slice, index.shape))].movedim(dim, -1)
+    places = torch.arange(self.shape[dim], dtype=index.dtype, device=index.device)
+    return index.movedim(dim, -1).unsqueeze(-2) == places.unsqueeze(-1), src.unsqueeze(-2)
+
+
+def _reduced_at_each(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool = True
+) -> Any:
+    """Write the sum, mean, maximum or minimum of the elements for each place, which stays if it gets none."""
+    if reduce == "sum" and include_self:
+        return _added_at_each(self, dim, index, src)
+    sizes = [[size for d, size in enumerate(x.shape) if d != dim % max(x.dim(), 1)] for x in (self, index)]
+    if not self.dim() or reduce == "prod" or sizes[0] != sizes[1]:
+        return NotImplemented
+    chosen, src = _chosen_at_each(self, dim, index, src)
+    own, count = self.movedim(dim, -1), chosen.to(src.dtype).sum(-1)
+    if reduce in ("sum", "mean"):
+        found = torch.where(chosen, src, 0.0).sum(-1)
+        found, count = (own + found, count + 1) if include_self else (found, count)
+        found = found / count.clamp(min=1) if reduce == "mean" else found
+    else:
+        largest, least, larger = _EXTREMES[reduce]
+        found = largest(torch.where(chosen, src, least(src, -1, True)), -1)
+        found = larger(found, own) if include_self else found
+    return torch.where(count > 0, found, own).movedim(-1, dim)
+
+
+_EXTREMES: Mapping[str, tuple[Callable[..., Tensor], ...]] = MappingProxyType(
+    {
+        "amax": (torch.amax, torch.amin, torch.maximum),
+        "amin": (torch.amin, torch.amax, torch.minimum),
+    }
+)
+
+
+def _place_among(
+    sorted_sequence: Tensor,
+    self: Tensor,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Any:
+    """Return how many elements of an ascending row come before each value."""
+    if sorter is not None:
+        return NotImplemented
+    row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
+    values = self.unsqueeze(-1)
+    is_before = values >= row if right or side == "right" else values > row
+    return is_before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _bucket(self: Tensor, boundaries: Tensor, out_int32: bool, right: bool) -> Any:
+    return _place_among(boundaries, self, out_int32, right)
 
 
 def _shortened(self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
@@ -311,11 +371,14 @@ _FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.std_mean.correction: _deviation_and_mean,
         aten.median.default: _middle,
         aten.median.dim: _middle_of,
-        aten.cumprod.default: _running_product,
+        aten.cumprod.default: _running(torch.mul),
+        aten.logcumsumexp.default: _running(_log_sum),
         aten.atan2.default: _angle,
         aten.renorm.default: _shortened,
         aten.quantile.scalar: _quantile,
         aten.fmod.Tensor: _remainder,
+        aten.bucketize.Tensor: _bucket,
+        aten.searchsorted.Tensor: _place_among,
         **LOSSES,
     }
 )
@@ -324,6 +387,7 @@ _AT_PLACES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.index_add.default: _added_at,
         aten.scatter_add.default: _added_at_each,
+        aten.scatter_reduce.two: _reduced_at_each,
         **LOSSES_OF_CLASSES,
     }
 )

@@ -45,6 +45,14 @@ def _soft_margin_loss(self: Tensor, target: Tensor, reduction: int) -> Tensor:
     return _reduced(torch.nn.functional.softplus(-self * target), reduction)
 
 
+def _divergence(self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
+    """Return how far logarithms of shares are from those of other shares. A share of 0 adds nothing."""
+    if log_target:
+        return _reduced(target.exp() * (target - self), reduction)
+    least = torch.finfo(target.dtype).eps
+    return _reduced(target * (target.clamp(min=least).log() - self), reduction)
+
+
 def _triplet_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -134,6 +142,7 @@ LOSSES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.smooth_l1_loss.default: _smooth_loss,
         aten.soft_margin_loss.default: _soft_margin_loss,
         aten.triplet_margin_loss.default: _triplet_loss,
+        aten.kl_div.default: _divergence,
     }
 )
 # Losses of floats and of classes, which may be integers.
