@@ -271,14 +271,22 @@ class Largest(nn.Module):
         return quantised_to(x, 0.0247, 5).argmax(1)
 
 
-def test_integers_of_64_bits_are_refused() -> None:
+class Int32(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.int32)
+
+
+def test_integers_of_64_bits_are_refused_and_those_of_32_are_not() -> None:
     with pytest.raises(UnsupportedError) as raised:
         dimorder.lower(Largest(), (inputs(),), target="ethos-u85-256")
     assert refusal(raised.value) == [
         "output 'output0'",
         "  found: int64, where an Ethos-U has 32 bits",
-        "  fix: return scores, and take the largest of them on the CPU",
+        "  fix: return it as int32: y.to(torch.int32)",
     ]
+    narrow = nn.Sequential(Largest(), Int32())
+    lowered = dimorder.lower(narrow, (inputs(),), target="ethos-u85-256")
+    assert [spec.dtype for spec in lowered.contract.outputs] == ["int32"]
 
 
 class ClassLoss(nn.Module):

@@ -104,7 +104,7 @@ def emit(
             contract.inputs,
             "give the example as int32: x.to(torch.int32); the module may take x.long()",
         ),
-        ("output", contract.outputs, "return scores, and take the largest of them on the CPU"),
+        ("output", contract.outputs, "return it as int32: y.to(torch.int32)"),
     ):
         for spec in specs:
             if spec.dtype == "int64":
