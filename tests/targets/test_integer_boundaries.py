@@ -24,6 +24,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from tests.small_networks import Net
 from tests.targets.quantised import INT8, UINT8
 
 PHOTO = (1 / 128, -1)  # in int8, of a byte b that stands for (b - 127) / 128
@@ -180,6 +181,17 @@ def test_integers_that_are_given_back_stand_for_what_they_stood_for() -> None:
     told = [(s.dtype, s.scale, s.zero_point) for s in (lowered.contract.inputs[0], *lowered.contract.outputs)]
     assert told == [("int8", 0.0173, -5), ("int8", 0.0173, -5), ("int8", *PHOTO)]
     assert torch.equal(lowered.run(x, X)[0], x.permute(0, 2, 1))
+
+
+def test_rows_of_a_constant_that_are_given_back_stand_for_what_they_stood_for() -> None:
+    torch.manual_seed(1)
+    table = torch.randint(-128, 128, (7, 5), dtype=torch.int8)
+    network = Net(lambda m, at: DEQUANTIZE(m.table[at], 0.0173, -5, *INT8), table=table)
+    at = torch.tensor([[3, 0, 6], [6, 2, 1]])
+    lowered = dimorder.lower(network, (at,), target="xnnpack", output_types="int8")
+    (spec,) = lowered.contract.outputs
+    assert (spec.dtype, spec.scale, spec.zero_point) == ("int8", 0.0173, -5)
+    torch.testing.assert_close(spec.real(lowered.run(at)).float(), network(at))
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -41,10 +41,10 @@ def _moves(node: Node) -> bool:
 
 
 def _are_given(integers: Node) -> bool:
-    """Return whether some of these integers are those of an input or a constant, moved or not."""
+    """Return whether no quantize gives some of these integers, but an input or a constant."""
     if _moves(integers):
         return any(map(_are_given, moved_operands(integers)))
-    return integers.op != "call_function"
+    return integers.target is not QUANTIZE
 
 
 def _readers(node: Node) -> Iterator[Node]:
