@@ -30,7 +30,8 @@ from tests.zoo import perturb, stateful
 
 NHWC, NLC = DimOrder(0, 2, 3, 1), DimOrder(0, 2, 1)
 # Of ExecuTorch's Error.
-NOT_SUPPORTED, INVALID_ARGUMENT, ACCESS_FAILED, INVALID_PROGRAM = 0x10, 0x12, 0x22, 0x23
+NOT_SUPPORTED, INVALID_ARGUMENT, OPERATOR_MISSING = 0x10, 0x12, 0x14
+ACCESS_FAILED, INVALID_PROGRAM = 0x22, 0x23
 
 
 class Joined(nn.Module):

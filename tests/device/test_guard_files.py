@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -14,9 +15,18 @@ pytest.importorskip("torchao")
 import dimorder
 from dimorder.contract_file import contract_lines
 from dimorder.errors import DimorderError
-from tests.device.guarded_programs import ACCESS_FAILED, NOT_SUPPORTED, file_of, refused, right_inputs
+from tests.device.guarded_programs import (
+    ACCESS_FAILED,
+    NOT_SUPPORTED,
+    OPERATOR_MISSING,
+    file_of,
+    refused,
+    right_inputs,
+)
 from tests.device.native_fixture import NativeError, NativeProgram
+from tests.executorch.test_delegate_checks import wrong_constant, wrong_version
 from tests.marks import slow_but
+from tests.runtime.networks import Conv, export_pte
 
 pytestmark = pytest.mark.usefixtures("guard_native")
 
@@ -98,6 +108,31 @@ def test_a_changed_byte_is_refused_by_the_seal_as_in_python(tmp_path: Path) -> N
             continue
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         assert refused(path, check_seal=True) == python_refuses(path)
+
+
+@pytest.mark.parametrize("damage", [wrong_version, wrong_constant])
+def test_a_delegate_that_the_backend_finds_damaged_is_no_lack_of_an_operator(
+    damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "net.pte"
+    path.write_bytes(damage(file_of("foreign conv").read_bytes()))
+    why = python_refuses(path).rpartition(": ")[2]
+    assert why == "a part that is damaged, or that is for another version or processor"
+    assert refused(path).rpartition(": ")[2] == why
+
+
+def test_an_operator_that_the_build_lacks_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "net.pte"
+    path.write_bytes(file_of("foreign").read_bytes().replace(b"aten::add", b"aten::odd"))
+    assert refused(path, OPERATOR_MISSING) == "ExecuTorch: Error::OperatorMissing"
+    assert python_refuses(path).endswith("error: 0x:14")
+
+
+def test_a_program_whose_constants_lie_in_a_ptd_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pte"
+    path.write_bytes(export_pte(Conv(3), (torch.ones(2, 3, 11, 9),), None, external_constants=True))
+    assert refused(path) == "a constant, which the file lacks"
+    assert python_refuses(path) == "the constant 'conv.weight', which the file lacks"
 
 
 def test_a_program_without_forward_is_refused_as_in_python(tmp_path: Path) -> None:

@@ -196,6 +196,14 @@ def test_a_delegate_whose_constant_the_file_lacks_is_refused(read, place, tmp_pa
     assert re.fullmatch(r"the constant '.{64}', which the file lacks", caught.value.found)
 
 
+def test_a_program_whose_constants_lie_in_a_ptd_is_refused_by_the_name_of_one(tmp_path):
+    path = tmp_path / "net.pte"
+    path.write_bytes(export_pte(Conv(3), (torch.ones(2, 3, 11, 9),), None, external_constants=True))
+    assert check_file(str(path)).is_safe
+    with pytest.raises(ContractError, match=r"constant 'conv.weight', .*\n.* a \.ptd beside it is not"):
+        load(path)
+
+
 def test_a_header_of_24_bytes_has_no_size_of_segments(tmp_path):
     x = torch.randn(2, 3, 11, 9)
     data = bytearray(export_pte(Conv(3), (x,), None, xnnpack=True))

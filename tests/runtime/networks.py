@@ -36,9 +36,10 @@ def export_pte(
     *,
     xnnpack: bool = False,
     dynamic_shapes: object = None,
+    external_constants: bool = False,
 ) -> bytes:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 
     exported = torch.export.export(model.eval(), args, dynamic_shapes=dynamic_shapes)
     edge = to_edge_transform_and_lower(
@@ -46,5 +47,6 @@ def export_pte(
         partitioner=[XnnpackPartitioner()] if xnnpack else [],
         constant_methods=None if contract is None else constant_methods(contract),
     )
-    pte = bytes(edge.to_executorch().buffer)
+    config = ExecutorchBackendConfig(external_constants=external_constants)  # in a .ptd
+    pte = bytes(edge.to_executorch(config).buffer)
     return pte if contract is None else seal(pte)

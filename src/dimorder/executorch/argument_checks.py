@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dimorder.errors import ContractError
 from dimorder.runtime.kernels import kernel_of, tensors_of
 
 # The kinds of values (KernelTypes in program.fbs) that runtime/core/evalue.h takes for a type of PyTorch's.
@@ -80,6 +81,19 @@ def require_arguments(plan: Any) -> None:
             raise ValueError(f"{place}: a tensor without memory")
 
 
+def require_constants(plan: Any, where: str) -> None:
+    """Raise `ContractError` if a constant of a method lies in another file, a .ptd, which we do not read."""
+    for value in plan.values:
+        if type(value.val).__name__ == "Tensor" and _is_external(value.val):
+            raise missing_constant_error(where, value.val.extra_tensor_info.fully_qualified_name)
+
+
+def missing_constant_error(where: str, name: str | None) -> ContractError:
+    """Return the error for a file without one of its constants."""
+    fix = "lower the program again, or copy the file again; a .ptd beside it is not read"
+    return ContractError(where, f"the constant {name!r}, which the file lacks", fix)
+
+
 def _require_kinds(place: str, arguments: Sequence[Any], kinds: Sequence[str]) -> None:
     if len(kinds) < len(arguments):
         raise ValueError(f"{place}: {len(kinds)} arguments of {len(arguments)}")
@@ -117,11 +131,15 @@ def _kinds(of: str) -> tuple[str, ...]:
 
 def _has_memory(tensor: Any) -> bool:
     """Return whether a tensor is planned, constant, empty, of another file, or resized by its kernel."""
-    info = tensor.extra_tensor_info
     return bool(
         tensor.data_buffer_idx
         or tensor.allocation_info
         or not math.prod(tensor.sizes)
-        or (info and info.location.name == "EXTERNAL")
+        or _is_external(tensor)
         or tensor.shape_dynamism.name == "DYNAMIC_UNBOUND"
     )
+
+
+def _is_external(tensor: Any) -> bool:
+    info = tensor.extra_tensor_info
+    return info is not None and info.location.name == "EXTERNAL"

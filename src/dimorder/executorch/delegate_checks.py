@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dimorder.errors import ContractError
+from dimorder.executorch.argument_checks import missing_constant_error
 from dimorder.executorch.delegate_orders import delegate_nodes
 from dimorder.executorch.xnn_blob import (
     BACKEND_ID,
@@ -53,8 +53,7 @@ def require_delegates(tables: Any, plan: Any, where: str) -> None:
             for arguments in _arguments_of(plan, number):
                 _require_tensors(graph, arguments)
         if missing:
-            fix = "lower the program again, or copy the file again; a .ptd beside it is not read"
-            raise ContractError(place, f"the constant {missing!r}, which the file lacks", fix)
+            raise missing_constant_error(place, missing)
 
 
 def _missing_constant(graph: FlatRecord, sizes: dict[str, int]) -> str | None:

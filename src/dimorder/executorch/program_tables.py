@@ -48,7 +48,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
             "shape_dynamism": (8, "TensorShapeDynamism"),
             "extra_tensor_info": (9, "ExtraTensorInfo"),
         },
-        "ExtraTensorInfo": {"location": (2, "TensorDataLocation")},
+        "ExtraTensorInfo": {"fully_qualified_name": (1, "text"), "location": (2, "TensorDataLocation")},
         "AllocationDetails": {
             "memory_id": (0, "number"),
             "memory_offset_low": (1, "number"),

@@ -26,7 +26,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
-from dimorder.executorch.argument_checks import require_arguments
+from dimorder.executorch.argument_checks import require_arguments, require_constants
 from dimorder.runtime.kernels import dangers, executorch_version
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ _DTYPES = {
 }
 # The errors of reading tables whose indices lead nowhere. The process of flatc reads delegates.
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError, FlatcError)
-_LOAD_DAMAGE = r"error: 0x:?(23|30)\b"  # InvalidProgram, DelegateInvalidCompatibility: runtime/core/error.h
+# Errors of runtime/core/error.h that say what a build or a device lacks: OperatorMissing, NotFound, and the
+# three of memory. By all others the runtime or a backend refuses what it reads.
+_LACKS = r"error: 0x:?(14|20|21|25|31)\b"
 _LOADED: WeakSet[PteMethod] = WeakSet()  # their delegates use the pool of threads
 _METHOD = "forward"  # the method that a program is called by
 
@@ -119,17 +121,19 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     file, native, tables = open_file(path)
     contract = contract_of(file, tables)
     _refuse_dangers(file, tables)
+    require_constants(forward_plan(tables, f"loading {file}"), f"loading {file}")
     try:
         method = native.load_method(_METHOD)
     except RuntimeError as error:
         _require_backends(file, tables)
-        if re.search(_LOAD_DAMAGE, str(error)):
-            found = f"ExecuTorch: {error}: a part that is damaged, or that is for another version"
+        found = f"ExecuTorch: {error}"
+        if not re.search(_LACKS, str(error)):
+            found += ": a part that is damaged, or that is for another version or processor"
             raise damage_error(f"loading {file}", found) from error
         raise UnsupportedError(
             f"loading {file}",
-            f"ExecuTorch: {error}",
-            "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
+            found,
+            "see the line that ExecuTorch logged before: this build lacks an operator, a backend or memory",
         ) from error
     loaded = PteMethod(method, native)
     _LOADED.add(loaded)

@@ -191,6 +191,12 @@ struct Loaded {
   }
 };
 
+/// Whether a build or a device lacks something. By other errors the runtime or a backend refuses what it reads.
+bool is_lack(Error error) {
+  return error == Error::OperatorMissing || error == Error::NotFound || error == Error::MemoryAllocationFailed ||
+      error == Error::OutOfResources || error == Error::DelegateMemoryAllocationFailed;
+}
+
 void warn_on_stderr(const char* message, void*) {
   std::fprintf(stderr, "dimorder: %s\n", message);
 }
@@ -313,9 +319,15 @@ Error Program::State::load_method() {
   if (error == Error::Ok) return error;
   loaded.reset(); // half a method is not run
   const std::string found = std::string("ExecuTorch: ") + et::to_string(error);
+  if (error == Error::InvalidState) { // of Method::init: "external_data_map is null"
+    return damaged({"a constant, which the file lacks", std::string(kAgain) + "; a .ptd beside it is not read"});
+  }
+  if (!is_lack(error)) {
+    return damaged({found + ": a part that is damaged, or that is for another version or processor", kAgain});
+  }
   return fail(
       error, "loading ", found,
-      "see the line that ExecuTorch logged before: this build lacks an operator or a backend, or memory");
+      "see the line that ExecuTorch logged before: this build lacks an operator, a backend or memory");
 }
 
 Error Program::State::make_tensors() {
