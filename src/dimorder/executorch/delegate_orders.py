@@ -1,8 +1,11 @@
-"""Find operators of stock XNNPACK delegates that read a value in another order than they were written for.
+"""Find operators of stock XNNPACK delegates that give wrong numbers, most of them for an order.
 
 ExecuTorch 1.5.1 writes a softmax along the last dimension, whichever order its value has. XNNPACK runs it
 along the last dimension in memory: the channels in NHWC. If sizes of 1 make the order of a value ambiguous,
 the writer takes it for NCHW. The runtime goes by the order in the file (#19153).
+
+XNNPACK adds up means of integers and of halves in memory of its own. If the batch is dynamic, it may plan too
+little of it, and then writes over other values.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from flatbuffers.number_types import Int16Flags
+
 from dimorder.executorch.xnn_blob import (
     BACKEND_ID,
     EXTERNAL_INPUT,
+    TENSOR_DATATYPE,
     TENSOR_DIMS,
     TENSOR_EXTERNAL_ID,
     TENSOR_FLAGS,
@@ -38,6 +44,7 @@ from dimorder.runtime.kernels import (
 
 # Positions of fields in their tables, in the order of schema.fbs.
 _OUTPUT = 2  # a flag
+_FLOAT32 = 1  # in XNNDatatype
 _NODE_HANDLE = 2  # of an XNode, whose union takes two positions
 _PAD_BEFORE, _PAD_AFTER = 0, 1
 _INSERTED = 65535  # the handle of a node that stands for no operator of the network: a change of order
@@ -128,7 +135,10 @@ def misread_calls(tables: Any, plan: Any, where: str) -> list[Misread]:
 
 
 class _DelegateValues:
-    """The values of a graph by their ids: which lie in NHWC, and which have other dims at run time."""
+    """The values of a graph by their ids: which lie in NHWC, and which have other dims at run time.
+
+    `summed` are those whose mean XNNPACK may add up in too little memory.
+    """
 
     def __init__(self, graph: FlatRecord, arguments: Sequence[Any]) -> None:
         tensors = tensors_of_graph(graph)
@@ -137,6 +147,14 @@ class _DelegateValues:
         self.nhwc: set[int] = set()
         self.at_runtime: dict[int, tuple[int, ...]] = {}
         self.outputs: dict[int, tuple[int, ...]] = {}
+        is_dynamic = any(argument.shape_dynamism.name != "STATIC" for argument in arguments)
+        self.summed = {
+            key
+            for key, tensor in tensors.items()
+            if is_dynamic
+            and tensor.number(TENSOR_DATATYPE, Int16Flags) != _FLOAT32
+            and self.dims[key][:1] != (1,)
+        }
         for key, tensor in tensors.items():
             flags = tensor.number(TENSOR_FLAGS)
             if not flags & (EXTERNAL_INPUT | _OUTPUT):
@@ -160,6 +178,8 @@ class _DelegateValues:
                 last_dims = self.dims[node.gives][2:]  # of NCHW and of NHWC
                 if node.kind == "Softmax" and set(last_dims) != {1}:
                     yield _misread(node.kind, 4, LAST, "wrong")
+                if node.kind == "GlobalAvgPooling2d" and node.gives in self.summed:
+                    yield _misread(f"{node.kind} of a dynamic batch", 4, LAST, "wrong")
             moved = next((read for read in node.reads if read in self.at_runtime), None)
             if moved is None or node.kind == "StaticReshape":  # which reads row by row
                 continue

@@ -26,6 +26,10 @@ from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import drop_meta, set_meta, tensors_in
 
 TAG = "delegation_tag"
+_DEQUANTIZERS = f"{QUANTIZERS}dequantize"  # the beginning of their names
+_IMPLICIT = (
+    "IS_IMPLICIT_Q_DQ_TAG"  # of XNNPACK's partitioner: its neighbour in the delegate computes in integers
+)
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
 # The advice for a tensor that crosses a delegate's boundary in an order that the delegate does not take.
 _FIXES = {
@@ -117,6 +121,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
             if node.name in refused
             or not self._takes(node)
             or self._is_blind(node, own)
+            or self._is_of_dynamic_size(node)
             or (node.target in DIM_ORDER_OPERATORS and (node in outside or _is_next_to_quantizer(node)))
         }
         tags = _keep_out(program, out, result.partition_tags) if out else result.partition_tags
@@ -148,6 +153,15 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
                 return True
             open_ += source.all_input_nodes if is_inside else []
         return False
+
+    def _is_of_dynamic_size(self, node: Node) -> bool:
+        """Return whether the result must have fixed sizes in the delegate, and has others."""
+        if name_of(node) not in self.layout.fixed_results:
+            return False
+        result = node.meta["val"]
+        is_quantized = any(name_of(source).startswith(QUANTIZERS) for source in node.all_input_nodes)
+        is_fixed = all(type(size) is int for size in result.shape)
+        return not is_fixed and (is_quantized or result.dtype != torch.float32)
 
     def _taken(self, program: ExportedProgram) -> set[str]:
         """Return the names of the nodes that end up in partitions, decomposed or not."""
@@ -248,7 +262,10 @@ def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) ->
     split = {node.meta[TAG] for node in out}
     for node in out:
         drop_meta(node, TAG)
+        for each in (*node.all_input_nodes, *node.users):
+            drop_meta(each, _IMPLICIT)
     kept = {tag: spec for tag, spec in tags.items() if tag not in split}
+    constants = _constants(program)
     for tag in split:
         members = {
             node for node in program.graph.nodes if node.meta.get(TAG) == tag and node.op != "placeholder"
@@ -261,6 +278,11 @@ def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) ->
                 for source in node.all_input_nodes
             ]
             depth[node] = max([*steps, 0 if inside else -1])
+        # Integers go from one partition to another, not floats of them: its calls would read no integers.
+        for node in reversed(program.graph.nodes):
+            is_late = node in constants or name_of(node).startswith(_DEQUANTIZERS)
+            if is_late and node in members and members.issuperset(node.users):
+                depth[node] = min(depth[user] for user in node.users)
         for node in members:
             set_meta(node, TAG, f"{tag}_{depth[node]}")
             kept[node.meta[TAG]] = tags[tag]
@@ -272,3 +294,13 @@ def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) ->
                     set_meta(node, TAG, users.pop())
     used = {node.meta.get(TAG) for node in program.graph.nodes}
     return {tag: spec for tag, spec in kept.items() if tag in used}
+
+
+def _constants(program: ExportedProgram) -> set[Node]:
+    """Return the parameters and buffers of a program, and what is computed of these alone."""
+    inputs, constants = set(program.graph_signature.user_inputs), set[Node]()
+    for node in program.graph.nodes:
+        is_constant = node.op == "placeholder" and node.name not in inputs
+        if is_constant or (node.all_input_nodes and constants.issuperset(node.all_input_nodes)):
+            constants.add(node)
+    return constants

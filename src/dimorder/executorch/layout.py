@@ -41,6 +41,7 @@ class DelegateLayout:
         reorders: Operators after which the delegate keeps 4-D values in another order than their labels say.
         order_blind: Operators that the delegate computes wrong in such an order. `guarded` keeps them out of
             a partition if such a value, or one that is not contiguous, may reach them in it.
+        fixed_results: Operators whose results in integers or halves must have fixed sizes in the delegate.
 
     >>> layout = DelegateLayout("Mine", boundary={4: (NHWC,)}, default=(NHWC,))
     >>> layout.at_boundary(4), layout.at_boundary(3), layout.of_operator("relu")
@@ -57,6 +58,7 @@ class DelegateLayout:
     dim_order_operators: DimOrderOperators = "as they are"
     reorders: frozenset[str] = frozenset()
     order_blind: frozenset[str] = frozenset()
+    fixed_results: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("boundary", "weights", "operators", "ranks"):
@@ -165,6 +167,7 @@ def __getattr__(name: str) -> DelegateLayout:
         dim_order_operators="reverted",
         reorders=_XNNPACK_REORDERS,
         order_blind=frozenset({"_softmax"}),
+        fixed_results=frozenset({"mean.dim"}),  # the memory for its sums may be too small for other sizes
     )
     globals()[name] = layout
     return layout

@@ -27,7 +27,7 @@ _NODE_KIND, _NODE = 0, 1
 TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
 _VALUE_KIND, _VALUE = 0, 1
 _QUANTIZED_TENSOR, _QUANT_KIND, _QUANT = 0, 1, 2
-_TENSOR_DATATYPE, TENSOR_DIMS, TENSOR_CONSTANT = 0, 2, 3
+TENSOR_DATATYPE, TENSOR_DIMS, TENSOR_CONSTANT = 0, 2, 3
 TENSOR_EXTERNAL_ID, TENSOR_FLAGS, _TENSOR_ID = 4, 5, 6
 EXTERNAL_INPUT = 1  # a flag of a tensor
 STATIC_TRANSPOSE = 5  # in XNodeUnion
@@ -242,4 +242,4 @@ def _moved_bytes(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> in
 
 
 def _bytes_of(tensor: FlatRecord) -> int:
-    return math.prod(tensor.numbers(TENSOR_DIMS)) * _BITS[tensor.number(_TENSOR_DATATYPE, Int16Flags)] // 8
+    return math.prod(tensor.numbers(TENSOR_DIMS)) * _BITS[tensor.number(TENSOR_DATATYPE, Int16Flags)] // 8
