@@ -25,6 +25,7 @@ _BYTES: Mapping[str, int] = {
     **dict.fromkeys(("INT32", "UINT32", "FLOAT32"), 4),
     **dict.fromkeys(("INT64", "UINT64", "FLOAT64"), 8),
 }
+_SUMS, _INTEGERS = ("MEAN", "SUM"), ("INT8", "UINT8")
 # The errors of reading a flatbuffer whose offsets or lengths lead nowhere.
 _DAMAGE = (struct.error, LookupError, TypeError, AttributeError, OverflowError, UnicodeDecodeError)
 
@@ -33,13 +34,16 @@ _DAMAGE = (struct.error, LookupError, TypeError, AttributeError, OverflowError, 
 class TfLiteOperator:
     """An operator of a file, with the shape and the bytes of its first result.
 
-    `moves` is whether a TRANSPOSE moves more than dimensions of 1, as far as the file says.
+    `moves` is whether a TRANSPOSE moves more than dimensions of 1, as far as the file says. `is_resized` is
+    whether it adds up integers for a dynamic number of results. If other sizes change too, XNNPACK may plan
+    too little memory for the sums, and then writes over other values (static-reduce.c).
     """
 
     kind: str
     shape: tuple[int, ...]
     bytes: int
     moves: bool = True
+    is_resized: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ class TfLiteSummary:
     def conversion_count(self) -> int:
         return self.of("TRANSPOSE")[0]
 
+    @property
+    def resized_sums(self) -> int:
+        """How many operators XNNPACK's delegate may compute wrong after a call of other sizes."""
+        outside = self.outside or {}
+        return sum(each.is_resized and each.kind not in outside for each in self.operators)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `dimorder check --json`; the keys are stable."""
         (transposes, transpose_bytes), (reshapes, reshape_bytes) = self.of("TRANSPOSE"), self.of("RESHAPE")
@@ -81,6 +91,7 @@ class TfLiteSummary:
             "transpose_bytes": transpose_bytes,
             "reshapes": reshapes,
             "reshape_bytes": reshape_bytes,
+            "resized_sums": self.resized_sums,
             "delegates": self.delegates,
             "beside": None if self.outside is None else dict(sorted(self.outside.items())),
             "error": self.error or None,
@@ -94,6 +105,10 @@ class TfLiteSummary:
         for title, kind in (("transposes", "TRANSPOSE"), ("reshapes", "RESHAPE")):
             count, moved = self.of(kind)
             lines.append(f"{title}  {f'{count:,}, {moved:,} bytes moved' if count else 'none'}")
+        if self.resized_sums:
+            lines.append(
+                f"resized  {self.resized_sums:,} MEAN or SUM of integers may be wrong after other sizes"
+            )
         if self.outside is None:
             return "\n".join([*lines, f"not loaded  {self.error}"])
         lines.append(f"delegates  {self.delegates} by XNNPACK")
@@ -171,12 +186,15 @@ def _operators(model: Any, limit: int) -> Iterator[TfLiteOperator]:
                 kind = (code.CustomCode() or b"CUSTOM").decode()
             result = graph.Tensors(operator.Outputs(0)) if operator.OutputsLength() else None
             shape: tuple[int, ...] = ()
-            size = 0
+            size, is_resized = 0, False
             if result is not None:
                 shape = tuple(result.Shape(i) for i in _indices(result.ShapeLength(), limit))
-                size = math.prod(shape) * _BYTES.get(_names("TensorType").get(result.Type(), ""), 0)
+                dtype = _names("TensorType").get(result.Type(), "")
+                size = math.prod(shape) * _BYTES.get(dtype, 0)
+                is_dynamic = -1 in map(result.ShapeSignature, _indices(result.ShapeSignatureLength(), limit))
+                is_resized = kind in _SUMS and dtype in _INTEGERS and is_dynamic
             may_move = kind != "TRANSPOSE" or _moves(model, graph, operator, limit)
-            yield TfLiteOperator(kind, shape, size, may_move)
+            yield TfLiteOperator(kind, shape, size, may_move, is_resized)
 
 
 def _moves(model: Any, graph: Any, transpose: Any, limit: int) -> bool:
