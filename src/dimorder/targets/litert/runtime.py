@@ -65,9 +65,9 @@ class LiteRtProgram:
             experimental_preserve_all_tensors=self._keeps,
         )
         self._interpreter.allocate_tensors()
-        self._outputs = [each["index"] for each in self._interpreter.get_output_details()]
-        inputs = [each["index"] for each in self._interpreter.get_input_details()]
-        self._main = Subgraph(self._interpreter, 0, inputs, self._outputs)
+        calls = self._interpreter._interpreter  # reads no names of tensors, which may not be UTF-8
+        self._outputs = list(calls.OutputIndices())
+        self._main = Subgraph(self._interpreter, 0, list(calls.InputIndices()), self._outputs)
         self._signatures = dict[str, Subgraph]()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -124,7 +124,16 @@ class LiteRtProgram:
         LiteRT also lists the operators that a delegate computes. Those are outside that the outputs need, and
         those that assign a variable whose handle is no delegate's own.
         """
-        listed = self._interpreter._get_ops_details()
+        calls = self._interpreter._interpreter
+        listed: list[Mapping[str, Any]] = [
+            {
+                "index": index,
+                "op_name": calls.NodeName(index),
+                "inputs": calls.NodeInputs(index),
+                "outputs": calls.NodeOutputs(index),
+            }
+            for index in range(calls.NumNodes())
+        ]
         operators = {index: each for each in listed for index in each["outputs"]}  # a delegate is listed last
         delegates, outside, seen = set[int](), dict[int, Mapping[str, Any]](), set[int]()
 
