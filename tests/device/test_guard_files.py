@@ -100,6 +100,20 @@ def test_a_header_of_24_bytes_has_no_size_of_segments(tmp_path: Path) -> None:
     assert all(map(torch.equal, NativeProgram(path).run(*tensors), dimorder.load(path).run(*tensors)))
 
 
+@pytest.mark.parametrize("loading", ["mmap", "file"])
+@pytest.mark.parametrize("name", ["foreign conv", "NHWC"])
+@pytest.mark.parametrize("place", [9, 25])
+def test_a_file_whose_header_does_not_say_where_its_segments_begin_is_refused(
+    tmp_path: Path, name: str, loading: str, place: int
+) -> None:
+    """ExecuTorch read the weights from elsewhere in the file."""
+    path, data = tmp_path / "net.pte", bytearray(file_of(name).read_bytes())
+    data[place] = ord("x") if place == 9 else 0
+    path.write_bytes(data)
+    assert refused(path, loading=loading) == "no header that says where the segments begin"
+    assert name == "NHWC" or "no header that says where the segments begin" in python_refuses(path)
+
+
 def test_a_changed_byte_is_refused_by_the_seal_as_in_python(tmp_path: Path) -> None:
     data, path = file_of("NHWC").read_bytes(), tmp_path / "changed.pte"
     mark = data.find(b"dimorder sha256 ")

@@ -14,11 +14,13 @@ pytest.importorskip("executorch")
 
 from executorch.exir import schema
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from flatbuffers.number_types import Uint64Flags
 
 from dimorder.errors import ContractError
 from dimorder.executorch import check_file
 from dimorder.executorch.pte import load
-from tests.runtime.networks import export_pte
+from dimorder.executorch.xnn_blob import FlatRecord
+from tests.runtime.networks import Conv, export_pte
 
 
 class Network(nn.Module):
@@ -93,6 +95,41 @@ def test_an_argument_that_would_end_the_process_is_refused(found, read, data, tm
     DAMAGES[found](file.program.execution_plan[0])
     path = tmp_path / "net.pte"
     path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(ContractError, match=f"tables that contradict each other .*{found}"):
+        read(str(path))
+
+
+def earlier_constant(data: bytes) -> bytes:
+    at, count = root(data).table(5)._vector(1)  # the offsets in constant_segment
+    return reduced(data, at + 8 * (count - 1), 4)
+
+
+def earlier_segment(data: bytes) -> bytes:
+    segments = [each for each in root(data).tables(4) if each.number(0, Uint64Flags)]
+    return reduced(data, segments[-1].Pos + segments[-1].Offset(4), 256)  # its offset: more than the padding
+
+
+def root(data: bytes) -> FlatRecord:
+    return FlatRecord(data, int.from_bytes(data[:4], "little"))
+
+
+def reduced(data: bytes, at: int, by: int) -> bytes:
+    number = int.from_bytes(data[at : at + 8], "little")
+    return data[:at] + (number - by).to_bytes(8, "little") + data[at + 8 :]
+
+
+@pytest.mark.parametrize("read", [check_file, load])
+@pytest.mark.parametrize(
+    ("damage", "xnnpack", "found"),
+    [
+        (earlier_constant, False, "a constant of 428 bytes for a tensor of 432"),
+        (earlier_segment, True, "segments that overlap"),
+    ],
+)
+def test_constants_or_segments_that_overlap_are_refused(damage, xnnpack, found, read, tmp_path: Path):
+    """They would be other weights."""
+    path = tmp_path / "net.pte"
+    path.write_bytes(damage(export_pte(Conv(3), (torch.randn(2, 3, 11, 9),), None, xnnpack=xnnpack)))
     with pytest.raises(ContractError, match=f"tables that contradict each other .*{found}"):
         read(str(path))
 

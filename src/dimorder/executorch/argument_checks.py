@@ -17,6 +17,21 @@ import torch
 from dimorder.errors import ContractError
 from dimorder.runtime.kernels import kernel_of, tensors_of
 
+# executorch.exir.scalar_type.ScalarType, by its names, which are C's.
+DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "BYTE": "uint8",
+        "CHAR": "int8",
+        "SHORT": "int16",
+        "INT": "int32",
+        "LONG": "int64",
+        "HALF": "float16",
+        "FLOAT": "float32",
+        "DOUBLE": "float64",
+        "BOOL": "bool",
+        "BFLOAT16": "bfloat16",
+    }
+)
 # The kinds of values (KernelTypes in program.fbs) that runtime/core/evalue.h takes for a type of PyTorch's.
 _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -79,6 +94,25 @@ def require_arguments(plan: Any) -> None:
         _require_kinds(place, schema.arguments, [kinds[index] for index in call.args])
         if not all(_has_memory(plan.values[index].val) for index in given - given_memory):
             raise ValueError(f"{place}: a tensor without memory")
+
+
+def require_constant_sizes(tables: Any, plan: Any) -> None:
+    """Raise `ValueError` if a constant of a method reaches into the next one in the file.
+
+    Args:
+        tables: a program, as `program_tables.read_program` returns it.
+        plan: one of its methods.
+    """
+    tensors = [value.val for value in plan.values if type(value.val).__name__ == "Tensor"]
+    for tensor in tensors if tables.constant_sizes else ():  # of an older ExecuTorch they lie in the tables
+        # Memory of its own has its first value in another segment.
+        is_elsewhere = not tensor.data_buffer_idx or tensor.allocation_info or _is_external(tensor)
+        if is_elsewhere or tensor.scalar_type.name not in DTYPES:
+            continue
+        itemsize = getattr(torch, DTYPES[tensor.scalar_type.name]).itemsize
+        given, needed = tables.constant_sizes[tensor.data_buffer_idx], math.prod(tensor.sizes) * itemsize
+        if given < needed:
+            raise ValueError(f"a constant of {given} bytes for a tensor of {needed}")
 
 
 def require_constants(plan: Any, where: str) -> None:

@@ -6,7 +6,8 @@ That import takes eight seconds. The fields and classes have the names of execut
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from mmap import mmap
 from types import MappingProxyType, SimpleNamespace
@@ -24,10 +25,12 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
             "execution_plan": (1, "[ExecutionPlan]"),
             "backend_delegate_data": (3, "[BackendDelegateInlineData]"),
             "segments": (4, "[DataSegment]"),
+            "constant_segment": (5, "SubsegmentOffsets"),
             "named_data": (7, "[NamedData]"),
         },
         "BackendDelegateInlineData": {"data": (0, "bytes")},
         "NamedData": {"key": (0, "text"), "segment_index": (1, "number")},
+        "SubsegmentOffsets": {"segment_index": (0, "number"), "offsets": (1, "[Q]")},
         "DataSegment": {"offset": (0, "size"), "size": (1, "size")},
         "ExecutionPlan": {
             "name": (0, "text"),
@@ -108,10 +111,12 @@ def read_program(pte: bytes | mmap) -> Any:
     """Return a .pte's tables: the fields of executorch.exir.schema.Program that are listed above.
 
     The runtime must have opened the file before, with `Verification.InternalConsistency`: it has checked the
-    offsets. Raises `ValueError` for a number that its enumeration or its union lacks. Segments of delegates
-    are read into the tables, as exir's own reader does it. Named data have the sizes of their segments.
+    offsets. Raises `ValueError` for a number that its enumeration or its union lacks, and for segments that
+    overlap. Segments of delegates are read into the tables, as exir's own reader does it. Named data have the
+    sizes of their segments, and `constant_sizes` are the bytes of each constant up to the next one.
     """
     program = _record(FlatRecord(pte, struct.unpack_from("<I", pte)[0]), "Program")
+    _require_apart(program.segments, pte)
     inline, locations = program.backend_delegate_data, _ENUMS["DataLocation"]
     new = _KINDS["BackendDelegateInlineData"]
     for plan in program.execution_plan:
@@ -123,8 +128,32 @@ def read_program(pte: bytes | mmap) -> Any:
                 place.location, place.index = locations.INLINE, len(inline) - 1
     for named in program.named_data:
         named.size = program.segments[named.segment_index].size
+    program.constant_sizes = _constant_sizes(program)
     program.segments = []
     return program
+
+
+def _require_apart(segments: Sequence[Any], pte: bytes | mmap) -> None:
+    """Raise `ValueError` if segments overlap, or if no header says where they begin after the tables."""
+    if not any(segment.size for segment in segments):
+        return
+    program, base = (int.from_bytes(pte[at : at + 8], "little") for at in (16, 24))
+    if pte[8:12] != b"eh00" or base < program:
+        raise ValueError("no header that says where the segments begin")
+    end = 0
+    for segment in sorted(segments, key=lambda each: each.offset):
+        if segment.offset < end:
+            raise ValueError("segments that overlap")
+        end = segment.offset + segment.size
+
+
+def _constant_sizes(program: Any) -> list[int]:
+    """Return how many bytes each constant may have, by its index; no constant has index 0."""
+    place = program.constant_segment
+    if place is None or not place.offsets:
+        return []
+    ends = [*sorted(place.offsets), program.segments[place.segment_index].size]
+    return [ends[bisect_right(ends, at, hi=len(ends) - 1)] - at for at in place.offsets]
 
 
 def _record(table: FlatRecord, kind: str) -> Any:

@@ -26,25 +26,17 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError, install_of
-from dimorder.executorch.argument_checks import require_arguments, require_constants
+from dimorder.executorch.argument_checks import (
+    DTYPES,
+    require_arguments,
+    require_constant_sizes,
+    require_constants,
+)
 from dimorder.runtime.kernels import dangers, executorch_version
 
 if TYPE_CHECKING:
     from dimorder.executorch.delegate_orders import Misread
 
-# executorch.exir.scalar_type.ScalarType, by its names, which are C's.
-_DTYPES = {
-    "BYTE": "uint8",
-    "CHAR": "int8",
-    "SHORT": "int16",
-    "INT": "int32",
-    "LONG": "int64",
-    "HALF": "float16",
-    "FLOAT": "float32",
-    "DOUBLE": "float64",
-    "BOOL": "bool",
-    "BFLOAT16": "bfloat16",
-}
 # The errors of reading tables whose indices lead nowhere. The process of flatc reads delegates.
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError, FlatcError)
 # Errors of runtime/core/error.h that say what a build or a device lacks: OperatorMissing, NotFound, and the
@@ -199,6 +191,7 @@ def open_file(path: str | os.PathLike[str]) -> tuple[Path, Any, Any]:
     plan = forward_plan(tables, where)
     with consistent_tables(where):
         require_arguments(plan)
+        require_constant_sizes(tables, plan)
         require_delegates(tables, plan, where)
     return file, native, tables
 
@@ -301,7 +294,7 @@ def _difference(own: Any, spec: TensorSpec, contract: Contract) -> str:
     """Return why a tensor of the program is not what the contract promises; "" if it is."""
     if type(own).__name__ != "Tensor":
         return "no tensor"
-    if _DTYPES.get(own.scalar_type.name) != spec.dtype:
+    if DTYPES.get(own.scalar_type.name) != spec.dtype:
         return "another type"
     if {len(own.sizes), len(own.dim_order)} != {len(spec.shape)}:
         return "another number of dimensions"
@@ -390,12 +383,12 @@ def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpe
     if value.shape_dynamism.name != "STATIC":
         symbols += [Symbol(f"{name}_size{dim}", 0, size) for dim, size in enumerate(value.sizes)]
         shape = [f"{name}_size{dim}" for dim in range(len(shape))]
-    dtype = _DTYPES.get(value.scalar_type.name)
+    dtype = DTYPES.get(value.scalar_type.name)
     if dtype is None:
         raise UnsupportedError(
             f"loading {file}",
             f"{name} is of type {value.scalar_type.name}",
-            f"use one of {', '.join(_DTYPES.values())}",
+            f"use one of {', '.join(DTYPES.values())}",
         )
     # The file has the logical shape in every order, so the boundary is logical.
     return TensorSpec(name, tuple(shape), dtype, DimOrder(*value.dim_order), "logical")

@@ -12,15 +12,17 @@ namespace {
 namespace et = ::executorch::runtime;
 using Info = et::DataLoader::SegmentInfo;
 
-uint64_t little_endian(const uint8_t* bytes) {
+uint64_t little_endian(const uint8_t* bytes, int count = 8) {
   uint64_t number = 0;
-  for (int i = 7; i >= 0; i--) number = number << 8 | bytes[i];
+  for (int i = count - 1; i >= 0; i--) number = number << 8 | bytes[i];
   return number;
 }
 
 bool is_digit(uint8_t byte) {
   return byte >= '0' && byte <= '9';
 }
+
+constexpr char kNoHeader[] = "no header that says where the segments begin";
 
 /// Why a tensor's own table is not what the contract promises; empty where it is.
 std::string difference(const et::TensorInfo& own, const dimorder_contract& contract, const dimorder_tensor& promised) {
@@ -98,6 +100,7 @@ Finding check_file(const et::DataLoader& loader, bool with_seal) {
     const uint64_t end = segments > UINT64_MAX - at ? UINT64_MAX : at + segments;
     const uint64_t whole = std::max(program, end);
     if (bytes < whole) return {told + " of " + std::to_string(whole) + ": it is cut off", kAgain};
+    if (segments != 0 && at < program) return {kNoHeader, kAgain};
   }
   if (!with_seal) return {};
   const auto all = loader.load(0, bytes, Info(Info::Type::Program));
@@ -108,6 +111,30 @@ Finding check_file(const et::DataLoader& loader, bool with_seal) {
     case Seal::kNone: break;
   }
   return {"no checksum of dimorder's in it", "open it without check_seal, or lower it with dimorder"};
+}
+
+Finding check_segments(const et::DataLoader& loader) {
+  const auto size = loader.size();
+  if (!size.ok()) return {"a file that cannot be read", "give the path of a .pte file"};
+  const auto head = loader.load(0, std::min<size_t>(*size, 12), Info(Info::Type::Program));
+  if (!head.ok() || std::memcmp(static_cast<const uint8_t*>(head->data()) + 8, "eh00", 4) == 0) return {};
+  const auto all = loader.load(0, *size, Info(Info::Type::Program));
+  if (!all.ok()) return {"a file that cannot be read whole", "open it where there is more memory"};
+  const auto* data = static_cast<const uint8_t*>(all->data());
+  const auto number = [data](size_t at, int count) { return little_endian(data + at, count); };
+  const auto follow = [number](size_t at) { return at + number(at, 4); };
+  const auto field = [number](size_t table, size_t index) { // 0 where it is absent
+    const size_t vtable = table - static_cast<size_t>(static_cast<int32_t>(number(table, 4))), slot = 4 + 2 * index;
+    const size_t at = number(vtable, 2) > slot ? number(vtable + slot, 2) : 0;
+    return at == 0 ? 0 : table + at;
+  };
+  constexpr size_t kSegments = 4, kSize = 1; // fields of Program and of DataSegment
+  const size_t segments = field(follow(0), kSegments), first = segments == 0 ? 0 : follow(segments);
+  for (size_t i = 0; segments != 0 && i < number(first, 4); i++) {
+    const size_t bytes = field(follow(first + 4 + 4 * i), kSize);
+    if (bytes != 0 && number(bytes, 8) != 0) return {kNoHeader, kAgain};
+  }
+  return {};
 }
 
 Finding write_foreign_contract(et::Method& method, std::string* lines) {

@@ -26,6 +26,10 @@ struct Finding {
 /// Refuse what can be told to be damaged without the runtime: the head, the length, and, if asked, the checksum.
 Finding check_file(const ::executorch::runtime::DataLoader& loader, bool with_seal);
 
+/// Refuse segments without a header that says where they begin: ExecuTorch would read them from the file's start.
+/// The runtime must have verified the file's tables.
+Finding check_segments(const ::executorch::runtime::DataLoader& loader);
+
 /// Write the contract that the tensors of another tool's method amount to: ExecuTorch knows types, sizes and
 /// orders. A size that is an upper bound becomes a dynamic size.
 Finding write_foreign_contract(::executorch::runtime::Method& method, std::string* lines);

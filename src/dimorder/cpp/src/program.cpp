@@ -269,6 +269,7 @@ Error Program::State::open() {
   auto opened = et::Program::load(loader.get(), et::Program::Verification::InternalConsistency);
   if (!opened.ok()) return damaged({std::string("ExecuTorch: ") + et::to_string(opened.error()), kAgain});
   program.emplace(std::move(*opened));
+  if (const Finding finding = check_segments(*loader)) return damaged(finding);
   Error error = read_contract();
   if (error == Error::Ok) error = load_method();
   return error != Error::Ok ? error : make_tensors();
