@@ -277,3 +277,23 @@ def test_a_parameter_may_be_repeated_to_a_dynamic_size(target: str) -> None:
     for length in (1, 3, 6):
         x = torch.randn(1, length, 8)
         torch.testing.assert_close(lowered.run(x), module(x))
+
+
+class Interpolated(nn.Module):
+    """Adds positions that are resized to the size of a map."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.positions, self.mode = nn.Parameter(torch.randn(1, 3, 7, 5)), mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.interpolate(self.positions, x.shape[2:], mode=self.mode)
+
+
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_a_parameter_may_be_resized_to_dynamic_sizes(mode: str, target: str) -> None:
+    module = Interpolated(mode).eval()
+    lowered = lower(module, "2x3xHxW", target=target)
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("2x3xHxW", sizes))) <= 1e-4

@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from dimorder.capture.decompose_dynamic_resize import RESIZES
 from dimorder.capture.export import example_leaves, export, refuse_meta, require_arguments
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
 from dimorder.capture.refusals import no_normal_form, refuse_sparse, refuse_write, writes_no_buffer
@@ -232,6 +233,8 @@ def _normal_form(
                 sliced[node] = slices[node.name].write(tracer, node)
             elif target is SLICE_CONSTANT:
                 sliced[node] = tracer.emit(target, tracer.as_node(args[0]), *args[1:])
+            elif target in RESIZES and may_resize(node) and isinstance(args[0], torch.Tensor):
+                sliced[node] = tracer.trace(node, target, (_computed(tracer, args[0]), *args[1:]), kwargs)
     left = left_in_state(exported)
     results: Any = exported.graph.output_node().args[0][len(left) :]
     fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}
@@ -248,6 +251,12 @@ def _normal_form(
     return Captured(
         module, examples, tuple(names), out_spec, fixed, original, tuple(state), constants, in_pairs
     )
+
+
+def _computed(tracer: Tracer, constant: torch.Tensor) -> Value:
+    """Return a constant as a value that each call computes: as its slice of all elements."""
+    size, dim = max((size, dim) for dim, size in enumerate(constant.shape))
+    return tracer.emit(SLICE_CONSTANT, tracer.as_node(constant), dim, 0, size) if size > 1 else constant
 
 
 def _refuse_complex(tracer: Tracer) -> None:
