@@ -284,14 +284,17 @@ class Interpolated(nn.Module):
 
     def __init__(self, mode: str) -> None:
         super().__init__()
-        self.positions, self.mode = nn.Parameter(torch.randn(1, 3, 7, 5)), mode
+        self.positions = nn.Parameter(torch.randn(1, 3, 7, 5))
+        self.mode, _, self.antialias = mode.partition(" ")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + nn.functional.interpolate(self.positions, x.shape[2:], mode=self.mode)
+        antialias = bool(self.antialias)
+        resized = nn.functional.interpolate(self.positions, x.shape[2:], mode=self.mode, antialias=antialias)
+        return x + resized
 
 
 @pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic antialias"])
 def test_a_parameter_may_be_resized_to_dynamic_sizes(mode: str, target: str) -> None:
     module = Interpolated(mode).eval()
     lowered = lower(module, "2x3xHxW", target=target)

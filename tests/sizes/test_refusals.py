@@ -272,7 +272,7 @@ class Resized(nn.Module):
     ("network", "dims", "why"),
     [
         (
-            Resized(size=(4, 7), mode="bilinear", antialias=True),
+            Resized(size=(4, 7), mode="bilinear", antialias=True, align_corners=True),
             ({0: Dim("N", min=1, max=5), 3: Dim("W", min=3, max=11)},),
             "the portable kernel does not change the size of its result",
         ),

@@ -4,9 +4,7 @@
 2. A slice of the last element resizes the dimension to a few elements, and takes the last of these.
 3. A resize of a single element repeats it.
 4. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
-   this matrix has the weight of each element along that dimension in one element of the result. The weight is
-   1 less the distance between the two places, and 0 from a distance of 1 on. In a bicubic resize it is a
-   cubic function of the distance. In an adaptive pool it is the same for all elements of a window. Half
+   this matrix has the weight of each element along that dimension in one element of the result. Half
    precision is resized in float32 and rounded once, as torch does.
 """
 
@@ -30,6 +28,18 @@ from torch.utils._sympy.functions import ToFloat
 from dimorder.capture.functionalize import calls_ahead, write_apart
 from dimorder.capture.infinite_values import infinite_values
 from dimorder.capture.proven_contiguity import proven_contiguity
+from dimorder.capture.resize_matrices import (
+    Matrix,
+    antialiased_cubic,
+    antialiased_linear,
+    cubic,
+    last_of,
+    linear,
+    near,
+    nearest,
+    nearest_exact,
+    windows,
+)
 from dimorder.graph.tracing import FLOATS, at_most, quotient
 from dimorder.ops.table import OPERATORS
 
@@ -166,28 +176,21 @@ def _asks_cubic(limits: ResizeLimits, x: Tensor, size: Any, aligned: bool, facto
     return _by_matmul(x, size, factors, own=False)
 
 
+def _asks_antialiased(limits: ResizeLimits, x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
+    return not aligned and _by_matmul(x, size, factors, own=False)
+
+
 def _asks_shuffle(limits: ResizeLimits, x: Tensor, factor: int) -> bool:
     return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype in FLOATS
 
 
-# A function that returns where each place of the result lies among those of the operand. Its arguments are
-# the sizes of a dimension before and after, and a factor or None.
-_Places = Callable[[Any, Any, "float | None"], Any]
-
-
-def _resized(
-    x: Tensor,
-    size: Sequence[Any] | None,
-    factors: Sequence[float] | None,
-    places: _Places,
-    weigh: Callable[[Tensor, Any, int], Tensor],
-) -> Any:
+def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, matrix: Matrix) -> Any:
     given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
     sizes = _new(x, size, factors)
     if all(isinstance(old, int) and old == 1 for old in x.shape[2:]):
         return x.expand(-1, -1, *sizes)
     steps = zip(x.shape[2:], sizes, given, strict=True)
-    return _multiplied(x, [weigh(places(old, new, factor), old, x.dim()) for old, new, factor in steps])
+    return _multiplied(x, [matrix(old, new, factor, x.dim()) for old, new, factor in steps])
 
 
 def _multiplied(x: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
@@ -203,81 +206,19 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
-    """Return the matrix of a resize; at the ends, where one neighbour is missing, the other counts alone."""
-    near = _near(places, old, rank)
-    return near / near.sum(-1, keepdim=True)
-
-
-def _cubic_weights(places: Tensor, old: Any, rank: int) -> Tensor:
-    """Return the matrix of a bicubic resize, whose four elements beyond an end are the one at the end."""
-    low = places.floor()
-
-    def neighbour(k: int) -> Tensor:
-        element = torch.minimum((low + k).clamp(min=0.0), _last(old))
-        share = _cubic((places - low - k).abs(), is_near=k in (0, 1))
-        return _near(element, old, rank) * share.view(*[1] * (rank - 2), -1, 1)
-
-    return neighbour(-1) + neighbour(0) + neighbour(1) + neighbour(2)
-
-
-def _cubic(distance: Tensor, is_near: bool) -> Tensor:
-    """Return the weight at a distance of at most 1, or of 1 to 2."""
-    a = _COEFFICIENT
-    if is_near:
-        return ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-
-
-def _near(places: Tensor, old: Any, rank: int) -> Tensor:
-    ones = [1] * (rank - 2)
-    distance = places.view(*ones, -1, 1) - _range(old).view(*ones, 1, -1)
-    return (1 - distance.abs()).clamp(min=0.0)
-
-
-def _range(size: Any) -> Tensor:
-    return torch.arange(size, dtype=torch.float32)
-
-
-def _last(size: Any) -> Tensor:
-    """Return size - 1 as a tensor: a number would be another constant for each size."""
-    return _range(size)[-1:]
-
-
-def _step(old: Any, new: Any, factor: float | None) -> Any:
-    return (_last(old) + 1) / (_last(new) + 1) if factor is None else 1 / factor
-
-
-def _by_corners(old: Any, new: Any, factor: float | None) -> Any:
-    return _range(new) * _step(old, new, factor)
-
-
-def _by_centres(old: Any, new: Any, factor: float | None) -> Any:
-    return (_range(new) + 0.5) * _step(old, new, factor)
-
-
-def _by_ends(old: Any, new: Any, factor: float | None) -> Any:
-    return _range(new) * (_last(old) / _last(new).clamp(min=1.0))
-
-
 def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
-    return _resized(x, size, factors, lambda *sizes: _by_corners(*sizes).floor(), _weights)
+    return _resized(x, size, factors, nearest)
 
 
 def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
     if _repeats(x, size, factors):
         return NEAREST[x.dim() - 3](x, size, factors)
-    return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor(), _weights)
+    return _resized(x, size, factors, nearest_exact)
 
 
-def _interpolated(weigh: Callable[[Tensor, Any, int], Tensor]) -> Callable[..., Any]:
-    """Return the writer of a resize that mixes neighbours with such weights."""
-
-    def write(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
-        places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
-        return _resized(x, size, factors, places, weigh)
-
-    return write
+def _interpolated(matrix: Callable[[bool], Matrix]) -> Callable[..., Any]:
+    """Return the writer of a resize that mixes neighbours by such a matrix, which may be aligned."""
+    return lambda x, size, aligned, factors: _resized(x, size, factors, matrix(aligned))
 
 
 # -- adaptive pools
@@ -300,22 +241,9 @@ def _pooled(x: Tensor, size: Sequence[Any]) -> Any:
     if x.dim() == len(size) + 1:
         return _pooled(x.unsqueeze(0), size).squeeze(0)
     pairs = list(zip(x.shape[2:], size, strict=True))
-    y = _multiplied(x, [None if _is_even(*pair) else _windows(*pair, x.dim()) for pair in pairs])
+    y = _multiplied(x, [None if _is_even(*pair) else windows(*pair, x.dim()) for pair in pairs])
     left = any(_is_even(old, new) and not statically_known_true(old == new) for old, new in pairs)
     return MEAN_POOLS[len(size) - 1](y, size) if left else y
-
-
-def _windows(old: Any, new: int, rank: int) -> Tensor:
-    """Return the matrix of a mean pool.
-
-    Element j is in window i if (j + 1) new > i old and j new < (i + 1) old. The lesser difference of these
-    integers is clamped to 0 … 1, times the old size. This factor makes the matrices of two sizes differ. The
-    matrix of an odd size could else be taken for the middle of a larger one, which even sizes do not have.
-    """
-    i, j, count = _range(new).unsqueeze(-1), _range(old), _last(old) + 1
-    begun, ended = (j + 1) * float(new) - i * count, (i + 1) * count - j * float(new)
-    near = torch.minimum(torch.minimum(begun, ended).clamp(min=0.0) * count, count)
-    return (near / near.sum(-1, keepdim=True)).view(*[1] * (rank - 2), *near.shape)
 
 
 def _shuffled(x: Tensor, factor: int) -> Any:
@@ -355,9 +283,9 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
             rows = rows.view(*[1] * (3 - x.dim()), *rows.shape)
             resized = aten.upsample_linear1d.vec(rows, [several], True, None)
             return resized.view(*resized.shape[3 - x.dim() :])[..., several - 1 :].movedim(-1, dim)
-        places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
-        near = _near(places, x.shape[dim], x.dim())
-        return torch.matmul(_cast(near, x.dtype), x.movedim(dim, -2)).movedim(-2, dim)
+        places = last_of(x.shape[dim]) + (torch.arange(count) + 1 + start)
+        steps = near(places, x.shape[dim], x.dim())
+        return torch.matmul(_cast(steps, x.dtype), x.movedim(dim, -2)).movedim(-2, dim)
 
     def last_step(x: Tensor, dim: int, index: Any) -> Any:
         if not _is_of_end(x, dim, index):
@@ -370,12 +298,12 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 _STEPS = (aten.slice.Tensor, aten.select.int)
 _FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
 CUBIC = aten.upsample_bicubic2d.vec
+ANTIALIASED = (aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec)
 MEAN_POOLS = (
     aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool3d.default,
 )
-_COEFFICIENT = -0.75  # of torch's bicubic resize
 _LARGEST = 1 << 20  # the most elements of a matrix
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
 NEAREST_EXACT = (
@@ -389,8 +317,10 @@ _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = Mapping
     {
         **dict.fromkeys(NEAREST, (_asks_nearest, _nearest)),
         **dict.fromkeys(NEAREST_EXACT, (_asks_exact, _nearest_exact)),
-        **dict.fromkeys(_LINEAR, (_asks_linear, _interpolated(_weights))),
-        CUBIC: (_asks_cubic, _interpolated(_cubic_weights)),
+        **dict.fromkeys(_LINEAR, (_asks_linear, _interpolated(linear))),
+        CUBIC: (_asks_cubic, _interpolated(cubic)),
+        ANTIALIASED[0]: (_asks_antialiased, _interpolated(lambda aligned: antialiased_linear)),
+        ANTIALIASED[1]: (_asks_antialiased, _interpolated(lambda aligned: antialiased_cubic)),
         aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
         **dict.fromkeys(MEAN_POOLS, (_asks_pool, _pooled)),
     }

@@ -10,7 +10,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph
 
-from dimorder.capture.decompose_dynamic_resize import CUBIC, MEAN_POOLS, NEAREST, NEAREST_EXACT, ResizeLimits
+from dimorder.capture.decompose_dynamic_resize import (
+    ANTIALIASED,
+    CUBIC,
+    MEAN_POOLS,
+    NEAREST,
+    NEAREST_EXACT,
+    ResizeLimits,
+)
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.dynamic_sizes import FIX
@@ -186,7 +193,9 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
         in_pairs=True,
         # LiteRT resizes linearly, and repeats elements, to any sizes.
         fixed_resizes=ResizeLimits(
-            frozenset((*NEAREST, *NEAREST_EXACT, CUBIC, *MEAN_POOLS)), repeats=MAX_RANK, last_steps=False
+            frozenset((*NEAREST, *NEAREST_EXACT, CUBIC, *ANTIALIASED, *MEAN_POOLS)),
+            repeats=MAX_RANK,
+            last_steps=False,
         ),
     )
     return Target(
