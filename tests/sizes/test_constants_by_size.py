@@ -174,7 +174,7 @@ def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.full((x.shape[1],), x.shape[1])
 
-    dims = ({1: Dim("L", min=4, max=40)},)
+    dims = ({1: Dim("L", min=4, max=2**17)},)  # too many for a table
     first, found, _ = refusal(Lengths(), torch.ones(2, 9), dims)
     assert first.startswith("aten.add.Tensor (test_constants_by_size.py:")
     assert found == "  found: the constant constant__0, whose values depend on a dynamic size"
@@ -300,3 +300,27 @@ def test_a_parameter_may_be_resized_to_dynamic_sizes(mode: str, target: str) -> 
     lowered = lower(module, "2x3xHxW", target=target)
     for sizes in PICTURES:
         assert max(errors(lowered, module, sized("2x3xHxW", sizes))) <= 1e-4
+
+
+class Numbered(nn.Module):
+    """Makes tensors of the number of columns: filled, a single one, and written into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(90, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count = x.shape[1]
+        places = torch.zeros(count, dtype=torch.long)
+        places[1:] = torch.arange(count - 1)
+        places[0] = 2 * count
+        return x + torch.full((count,), count), x * torch.tensor(count), x + self.table[places].sum(-1)
+
+
+@pytest.mark.parametrize("target", slow_but(TARGETS, ["torch"]))
+def test_a_size_may_be_written_into_a_tensor(target: str) -> None:
+    module = Numbered().eval()
+    dims = ({1: Dim("L", min=4, max=40)},)
+    lowered = dimorder.lower(module, (torch.randn(2, 9),), target=target, dynamic_shapes=dims)
+    for length in (4, 13, 40):
+        assert max(errors(lowered, module, torch.randn(2, length))) <= 1e-5

@@ -29,6 +29,7 @@ from dimorder.graph.nodes import (
     tensor_of,
 )
 from dimorder.graph.tracing import out_of_place
+from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import Operator
 
 aten = torch.ops.aten
@@ -149,7 +150,8 @@ def _is_ahead(node: Node, ahead: Collection[Node], operators: Mapping[Any, Opera
     target: Any = node.target
     if target in _FILLED or _is_number(node):
         return True
-    if not all(operand in ahead for operand in node.all_input_nodes):
+    # A slice of a table is another constant for each size.
+    if target is SLICE_CONSTANT or not all(operand in ahead for operand in node.all_input_nodes):
         return False
     if not _is_mutable(target):
         return True

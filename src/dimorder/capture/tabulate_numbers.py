@@ -1,7 +1,7 @@
 """Write numbers that a network computes from dynamic sizes as slices of a constant: entries of a table.
 
-A network may divide by its number of tokens, or scale by `n ** -0.5`. Such a number is another constant at
-each size. It depends on one integer, and the table has an entry for each value of this integer.
+A network may divide by its number of tokens, scale by `n ** -0.5`, or write `n` into a tensor. Such a number
+is another constant at each size. It depends on one integer, and the table has an entry for each value of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Limits: TypeAlias = Mapping[sympy.Symbol, ValueRanges[Any]]
 
 _MOST = 2**16  # entries of a table
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor, aten.div.Tensor)
+_MADE = (aten.full.default, aten.scalar_tensor.default)  # a tensor of one number
 _FLOATS = (torch.float32, torch.float64)  # beside a half, torch does not round a number to a half
 
 
 def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgram:
-    """Write each number from sizes that scales or shifts floats as an entry of a table.
+    """Write each number from sizes that scales or shifts floats, or becomes a tensor, as an entry of a table.
 
     `limits` are the ranges of torch's symbols.
 
@@ -53,9 +54,9 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
         integer = _integer_of(node, limits)
         if integer is None:
             continue
-        x, number = args_of(node)
+        number = _number_of(node)
         values = _values(integer.meta[VALUE], limits)
-        assert values is not None
+        assert number is not None and values is not None
         entries = [_entry(number, {integer: value}) for value in values]
         table = torch.tensor(entries, dtype=tensor_of(node).dtype)
         with graph.inserting_before(first):
@@ -64,6 +65,12 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
         place = computed_before(node, operator.sub, integer, values.start)
         end = computed_before(node, operator.add, place, 1)
         entry = computed_before(node, SLICE_CONSTANT, constant, 0, place, end)
+        if node.target in _MADE:
+            shape = _shape_of(node)
+            target, value = (aten.expand_copy.default if shape else aten.view_copy.default), node.meta[VALUE]
+            replace_named(node, call_before(node, target, (entry, shape), value=value))
+            continue
+        x = args_of(node)[0]
         if not tensor_of(x).dtype.is_floating_point:
             node.update_arg(0, computed_before(node, aten._to_copy.default, x, dtype=table.dtype))
         if node.target is aten.rsub.Scalar:
@@ -74,8 +81,12 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
     return add_constants(exported, graph, tables)
 
 
-def _integer_of(node: Node, limits: Limits) -> Node | None:
-    """Return the integer that decides the number which a call reads; None if a table does not replace it."""
+def _number_of(node: Node) -> Node | None:
+    """Return the number which a call reads, and which a table may replace; None if there is none."""
+    if node.target in _MADE:
+        number = args_of(node)[-1]
+        kept = (*_FLOATS, torch.int64, torch.int32)
+        return number if isinstance(number, Node) and tensor_of(node).dtype in kept else None
     if node.target not in _ARITHMETIC or node.kwargs or len(node.args) != 2:
         return None
     x, number = args_of(node)
@@ -85,9 +96,19 @@ def _integer_of(node: Node, limits: Limits) -> Node | None:
     if not isinstance(value, torch.Tensor) or not value.dim():
         return None
     divides = node.target is aten.div.Tensor and not value.dtype.is_floating_point  # integers, to a float
-    if (tensor_of(node) if divides else value).dtype not in _FLOATS:
-        return None
-    integers = _integers(number)
+    return number if (tensor_of(node) if divides else value).dtype in _FLOATS else None
+
+
+def _shape_of(node: Node) -> list[Any]:
+    """Return the shape of a tensor that is made of one number."""
+    shape: Any = [] if node.target is aten.scalar_tensor.default else args_of(node)[0]
+    return list(shape)
+
+
+def _integer_of(node: Node, limits: Limits) -> Node | None:
+    """Return the integer that decides the number which a call reads; None if a table does not replace it."""
+    number = _number_of(node)
+    integers = set[Node]() if number is None else _integers(number)
     while len(integers) == 1:
         (found,) = integers
         integers = set[Node]().union(*map(_integers, found.all_input_nodes))
@@ -111,9 +132,9 @@ def _values(size: torch.SymInt, limits: Limits) -> range | None:
     return range(int(found.lower), int(found.upper) + 1)
 
 
-def _entry(number: Node, known: Mapping[Node, int]) -> float:
+def _entry(number: Node, known: Mapping[Node, int]) -> Any:
     try:
-        return float(_evaluated(number, known))
+        return _evaluated(number, known)
     except (ArithmeticError, TypeError):  # a division by zero, a complex root
         return math.nan
 
