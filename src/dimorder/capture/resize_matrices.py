@@ -128,7 +128,8 @@ def _places(old: Any, new: Any, factor: float | None, aligned: bool) -> Tensor:
 
 
 def _centres(old: Any, new: Any, factor: float | None) -> Tensor:
-    return (_range(new) + 0.5) * _step(old, new, factor)
+    centres: Tensor = (_range(new) + 0.5) * _step(old, new, factor)
+    return centres
 
 
 def _step(old: Any, new: Any, factor: float | None) -> Any:
