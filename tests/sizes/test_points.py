@@ -206,3 +206,23 @@ def test_no_two_counts_of_windows_are_in_line() -> None:
     for name in "HW":
         halves, quarters = ([-(-point[name] // size) for point in points] for size in (2, 4))
         assert len(set(quarters)) > 1 and not are_in_line(halves, quarters)
+
+
+class Folded(nn.Module):
+    """Resizes a map to an even number of rows and columns, and adds up the rows of each patch of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (-(-size // 2) for size in x.shape[2:])
+        y = F.interpolate(x, (2 * rows, 2 * columns), mode="bilinear")
+        patches = y.reshape(len(y) * 3 * rows, 2, columns, 2).transpose(1, 2)
+        return patches.reshape(len(y), 3, rows * columns, 4).relu().sum(2)
+
+
+def test_a_size_that_a_view_cuts_from_a_product_is_above_one() -> None:
+    dims = ({2: Dim("h", min=2, max=6), 3: Dim("w", min=2, max=6)},)
+    program = export_symbolic(Folded(), (torch.randn(1, 3, 3, 4),), None, dims)
+    assert program is not None
+    assert all(point["h"] > 2 and point["w"] > 2 for point in specialization_points(program))
+    lowered = dimorder.lower(Folded(), (torch.randn(1, 3, 3, 4),), dynamic_shapes=dims)
+    for size in ((2, 5), (3, 2), (6, 6)):
+        assert max(errors(lowered, Folded(), torch.randn(1, 3, *size))) <= 1e-5

@@ -47,7 +47,7 @@ def _convolution(
 
 _SPELLINGS = MappingProxyType(
     {
-        **{name: each.spelling for each in OPERATORS for name in each.names},
+        **{name: each.spelling for each in OPERATORS if each.spelling for name in each.names},
         aten.convolution.default: _convolution,
     }
 )

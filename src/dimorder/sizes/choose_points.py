@@ -93,7 +93,7 @@ def are_enough(program: SymbolicProgram, points: Sequence[Point]) -> bool:
 
 def _where_else(program: SymbolicProgram, number: Any, point: Point) -> Iterator[Point]:
     """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
-    own, known = program.symbols_in(number), program.size_at(number, point)
+    own, known = program.symbols_in(number.node.expr), program.size_at(number, point)
     for sizes in itertools.islice(points_of(own, map(sizes_of, own)), MOST_SIZES):
         other = {**program.middle, **sizes}
         if program.size_at(number, other) != known:
@@ -120,12 +120,13 @@ class _Chooser:
     def choose(self, first: Sequence[Point]) -> list[Point]:
         """Return points, with the given ones first."""
         found, program, points = list(first), self.searched, self._candidates()
-        counts = ((size, len({program.size_at(size, point) for point in points})) for size in program.sizes)
+        sizes = (size.node.expr for size in program.sizes)
+        counts = ((size, len({program.value(size, point) for point in points})) for size in sizes)
         telling = [size for size, count in counts if count >= _MAX_POINTS]
 
         def repeats(point: Point, others: Sequence[Point]) -> bool:
-            size_at = program.size_at
-            return any(size_at(size, point) == size_at(size, p) for size in telling for p in others)
+            value = program.value
+            return any(value(size, point) == value(size, p) for size in telling for p in others)
 
         def are_good(those: Sequence[Point]) -> bool:
             *others, last = those
@@ -179,9 +180,9 @@ class _Chooser:
 
         A size that is the same at all ends of the ranges may be a constant.
         """
-        size_at, ends = self.program.size_at, self.program.corners
-        varying = [size for size in self._above_one if len({size_at(size, end) for end in ends}) > 1]
-        is_dynamic = all(len({size_at(size, point) for point in points}) > 1 for size in varying)
+        value, ends = self.program.value, self.program.corners
+        varying = [size for size in self._above_one if len({value(size, end) for end in ends}) > 1]
+        is_dynamic = all(len({value(size, point) for point in points}) > 1 for size in varying)
         is_fit = self.searched is self.program or not any(map(self.count_unfit, points))
         return is_dynamic and is_fit and self._are_independent(varying, points)
 
@@ -189,7 +190,7 @@ class _Chooser:
         """Return whether no size is in line with one that is computed from other dynamic sizes."""
         if len(points) < _MAX_POINTS:
             return True
-        columns = [[self.program.size_at(size, point) for point in points] for size in sizes]
+        columns = [[self.program.value(size, point) for point in points] for size in sizes]
         known = [(self.program.symbols_in(size), column) for size, column in zip(sizes, columns, strict=True)]
         pairs = itertools.combinations(known, 2)
         return not any(own != other and are_in_line(a, b) for (own, a), (other, b) in pairs)
@@ -198,17 +199,17 @@ class _Chooser:
         """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""
         point = {**self.searched.corners[-1], symbol.name: size}
         own = (each for each in self._above_one if symbol in self.searched.symbols_in(each))
-        return all(self.program.size_at(each, point) > 1 for each in own)
+        return all(self.program.value(each, point) > 1 for each in own)
 
     def count_unfit(self, point: Point) -> int:
         """Return how many sizes are 1 or less at a point, of those that are more at other points.
 
         Those count too that are more than 1 at a point outside of the ranges alone.
         """
-        ones = sum(self.program.size_at(size, point) < 2 for size in self._above_one)
+        ones = sum(self.program.value(size, point) < 2 for size in self._above_one)
         if self.searched is self.program:
             return ones
-        return ones + sum(self.program.size_at(size, point) > 1 for size in self._ones)
+        return ones + sum(self.program.value(size, point) > 1 for size in self._ones)
 
     @property
     def _above_one(self) -> list[Any]:
@@ -224,8 +225,8 @@ class _Chooser:
     def _by_ends(self) -> dict[bool, list[Any]]:
         """Return the sizes by whether they are above 1 at an end of the ranges."""
         found: dict[bool, list[Any]] = {True: [], False: []}
-        for size in self.program.sizes:
-            found[any(self.program.size_at(size, end) > 1 for end in self.program.corners)].append(size)
+        for size in self.program.factors:
+            found[any(self.program.value(size, end) > 1 for end in self.program.corners)].append(size)
         return found
 
     def _with_points_apart(self, points: Sequence[Point]) -> list[Point]:
@@ -267,7 +268,7 @@ class _Chooser:
 
     def _farther(self, symbol: Symbol, points: Sequence[Point]) -> list[int]:
         """Return sizes at which numbers differ that are alike at all points, such as H // 32 near one H."""
-        own = [size for size in self._sizes_and_numbers if symbol in self.searched.symbols_in(size)]
+        own = [size for size in self._sizes_and_numbers if symbol in self.searched.symbols_in(size.node.expr)]
         known, last = sizes_of(symbol), points[-1]
         steps = (sign * symbol.step * step for step in _FAR for sign in (1, -1))
         sizes = (*(last[symbol.name] + step for step in steps), known[-1], known[0])

@@ -168,7 +168,7 @@ class SymbolicProgram:
         return all(self._is_affine(size) for size in self.sizes)
 
     def _is_affine(self, size: Any) -> bool:
-        symbols = self.symbols_in(size)
+        symbols = self.symbols_in(size.node.expr)
         if len(symbols) != 1 or len(size.node.expr.free_symbols) != 1:
             return False
         known, name = sizes_of(symbols[0]), symbols[0].name
@@ -177,9 +177,9 @@ class SymbolicProgram:
             return bool(size.node.expr.is_polynomial(root) and sympy.degree(size.node.expr, root) == 1)
         return is_affine([self.size_at(size, {**self.middle, name: each}) for each in known], known)
 
-    def symbols_in(self, size: Any) -> list[Symbol]:
-        """Return the dynamic sizes from which a size of the program is computed."""
-        return self._known_values(size.node.expr)[0]
+    def symbols_in(self, expression: Any) -> list[Symbol]:
+        """Return the dynamic sizes in an expression of torch's symbols."""
+        return self._known_values(expression)[0]
 
     def _known_values(self, expression: Any) -> tuple[list[Symbol], dict[tuple[int, ...], int]]:
         """Return the dynamic sizes in an expression, and its known values by their roots."""
@@ -198,6 +198,18 @@ class SymbolicProgram:
         return list(
             {str(size): size for size in sizes_in(self.exported) if not isinstance(size, int)}.values()
         )
+
+    @cached_property
+    def factors(self) -> list[Any]:
+        """Return the dynamic sizes as expressions, and the computed factors of those that are products.
+
+        A view may cut a product into its factors: 96 times the rows of windows, say. Two of them may be
+        negative.
+        """
+        sizes = [size.node.expr for size in self.sizes]
+        factors = (each for size in sizes if size.is_Mul for each in size.args)
+        computed = (sympy.Abs(each) for each in factors if each.args and each.free_symbols)
+        return list(dict.fromkeys([*sizes, *computed]))
 
     @cached_property
     def constant_sizes(self) -> set[int]:
