@@ -264,6 +264,12 @@ def test_a_program_of_either_spelling_is_captured_like_its_module(tmp_path: Path
     assert capture(path).example_inputs[0].shape == x.shape
 
 
+def test_a_program_that_returns_none_and_numbers_too_is_captured_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Net(lambda m, x: (None, x.relu(), 3)), (torch.randn(X),)), path)
+    assert capture(path).fixed_results == {0: None, 2: 3}
+
+
 def test_every_part_of_a_module_keeps_its_mode() -> None:
     model = nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     model[1].eval()

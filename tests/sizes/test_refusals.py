@@ -42,6 +42,25 @@ def test_a_fraction_that_floats_round_is_no_size() -> None:
     assert "depends on a dynamic size in a way that we cannot express" in found and "fix the size" in fix
 
 
+class WithNumber(nn.Module):
+    def __init__(self, has_size: bool) -> None:
+        super().__init__()
+        self.has_size = has_size
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x.sin(), x.shape[0] * 2 if self.has_size else 3
+
+
+def test_a_number_may_be_returned_with_dynamic_sizes_and_a_size_is_refused() -> None:
+    x = torch.randn(2, 3, 5)
+    lowered = dimorder.lower(WithNumber(False), (x[:1],), dynamic_shapes=BATCH, target="torch")
+    assert lowered(x)[1] == 3
+    assert refusal(WithNumber(True), x, BATCH, target="torch")[1:] == [
+        "  found: a size among what the network returns",
+        "  fix: return tensors: their shapes tell their sizes",
+    ]
+
+
 class LastTwo(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, -2:]

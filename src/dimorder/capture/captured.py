@@ -187,12 +187,13 @@ def capture(
 
 
 def _refuse(exported: ExportedProgram) -> None:
-    ends: Any = exported.graph.output_node().args[0]
+    *nodes, output = exported.graph.nodes  # torch.export.load gives the output a value too
+    ends: Any = output.args[0]
     for spec, end in zip(exported.graph_signature.output_specs, ends, strict=True):
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
             kind = spec.kind.name.removesuffix("_MUTATION").replace("_", " ").lower()
             raise refuse_write(kind, spec.target or "", end)
-    for node in exported.graph.nodes:
+    for node in nodes:
         reason = no_normal_form(node)
         if reason is not None:
             raise UnsupportedError(operator_at(node), *reason)

@@ -78,6 +78,9 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
             drop_meta(node, VALUE)  # a loaded program has symbolic values here
             continue
         known[set_value(node, value)] = value
+    if any(_is_number(result, known) for result in graph.output_node().all_input_nodes):
+        found = "a size among what the network returns"
+        raise UnsupportedError("output", found, "return tensors: their shapes tell their sizes")
     for node in reversed(graph.nodes):
         node.args, node.kwargs = (
             map_arg(each, lambda n: known[n] if _is_number(n, known) else n)
@@ -85,9 +88,6 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         )
         if _is_number(node, known) or (node.op == "call_function" and known[node] is None):
             graph.erase_node(node)
-    if any(isinstance(result, (int, float)) for result in pytree.tree_leaves(graph.output_node().args)):
-        found = "a size among what the network returns"
-        raise UnsupportedError("output", found, "return tensors: their shapes tell their sizes")
     args, kwargs = pytree.tree_unflatten(list(leaves), exported.call_spec.in_spec)
     call = (tuple(args), dict(kwargs))
     program = replace_parts(exported, graph=graph, range_constraints={}, example_inputs=call)
