@@ -71,6 +71,25 @@ def test_an_input_of_a_delegate_is_the_argument_whose_place_it_names(tmp_path):
     assert (reads["StaticTranspose"], reads["Conv2d"]) == (["input 0"], ["input 1"])
 
 
+class Flat(nn.Module):
+    """Memory planning removes the view between the two kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.conv(x).flatten(1), 1)
+
+
+def test_an_operand_that_is_a_view_without_a_call_comes_from_the_tensor_that_it_views(tmp_path):
+    path = tmp_path / "flat.pte"
+    path.write_bytes(stock("portable")(torch.export.export(Flat().eval(), (torch.randn(1, 3, 5, 7),))))
+    nodes = {node.operator: node for node in graph_of_file(str(path))}
+    assert nodes["aten::_softmax.out"].reads == [nodes["aten::convolution.out"].name]
+    assert nodes["aten::_softmax.out"].facts["reads 0"].startswith("1×60 float")
+
+
 def test_lines_are_those_of_the_module_and_inserted_transposes_have_none(exported):
     lines = {node.name.partition("/")[2] or node.name: node.source for node in stock_graph(exported)}
     first = Shared.forward.__code__.co_firstlineno

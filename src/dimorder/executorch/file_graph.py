@@ -15,7 +15,7 @@ from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.executorch.file_conversions import converted_bytes
 from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables
 from dimorder.executorch.xnn_blob import BACKEND_ID, delegate_blob, flatbuffer_of, moved_bytes
-from dimorder.runtime.kernels import instructions, kernel_of, tensors_of
+from dimorder.runtime.kernels import instructions, kernel_of, seen_through, tensors_of
 from dimorder.text import shape_text
 
 
@@ -84,7 +84,13 @@ def graph_of_file(path: str, operators: EdgeOperators | None = None) -> list[Fil
 
 
 def _nodes(tables: Any, plan: Any, operators: EdgeOperators) -> Iterator[FileNode]:
-    written: dict[int, str] = {}
+    written: dict[int, str] = {}  # the nodes of tensors, the latest last: memory is reused
+
+    def writer(index: int) -> str | None:
+        """Return the node of a tensor, or of the tensor of which it is a view that has no call."""
+        viewed = seen_through(plan, index, written)
+        return written.get(index if viewed is None else viewed)
+
     for place, index in enumerate(plan.inputs):
         written[index] = f"input {place}"
         yield _boundary_node(f"input {place}", plan.values[index].val)
@@ -93,10 +99,10 @@ def _nodes(tables: Any, plan: Any, operators: EdgeOperators) -> Iterator[FileNod
         tensors = [index for arg in call.args for index in tensors_of(plan, arg)]
         if kernel:
             results = tensors_of(plan, call.args[-1])
-            operands = [index for index in tensors if index not in results and index in written]
+            operands = [index for index in tensors if index not in results and writer(index)]
             node = FileNode(f"{number} {kernel}", kernel, source=operators(number, None).source)
             nodes, results_from = [node], dict.fromkeys(results, node.name)
-            node.reads = [written[index] for index in operands]
+            node.reads = [name for index in operands if (name := writer(index))]
             node.converted_bytes = converted_bytes(plan, call)
             node.facts = _facts([plan.values[i].val for i in operands], [plan.values[i].val for i in results])
             node.shape, node.order = _shape_and_order(plan.values[results[0]].val) if results else ((), None)
@@ -106,17 +112,19 @@ def _nodes(tables: Any, plan: Any, operators: EdgeOperators) -> Iterator[FileNod
             if delegate.id == BACKEND_ID:
                 blob = delegate_blob(tables, delegate)
                 of_handle = functools.partial(operators, number)
-                nodes, results_from = _xnn_nodes(blob, group, tensors, written, of_handle)
+                nodes, results_from = _xnn_nodes(blob, group, tensors, writer, of_handle)
             else:
                 reads = [written[index] for index in tensors if index in written]
                 node = FileNode(f"{number} {group}", delegate.id, reads=reads)
                 nodes, results_from = [node], {i: node.name for i in tensors if i not in written}
         yield from nodes
-        written |= results_from
+        for index, name in results_from.items():
+            written.pop(index, None)
+            written[index] = name
     for place, index in enumerate(plan.outputs):
-        if index in written:
+        if name := writer(index):
             node = _boundary_node(f"output {place}", plan.values[index].val)
-            node.reads = [written[index]]
+            node.reads = [name]
             yield node
 
 
@@ -169,19 +177,19 @@ def _xnn_nodes(
     blob: bytes,
     group: str,
     tensors: Sequence[int],
-    outside: Mapping[int, str],
+    writer: Callable[[int], str | None],
     operator_of: Callable[[int], EdgeOperator],
 ) -> tuple[list[FileNode], dict[int, str]]:
     """Return the nodes of an XNNPACK delegate, and the node that writes each of its results.
 
-    `tensors` are its arguments, whose places its inputs and outputs name. `outside` are the nodes that wrote
-    them, none for constants.
+    `tensors` are its arguments, whose places its inputs and outputs name. `writer` gives the node that wrote
+    one, None for a constant.
     """
     moved, graph = moved_bytes(blob, group), _xnn_graph(blob)
     values = {value["id_out"]: value for value in map(_xnn_tensor, graph["xvalues"])}
     boundary = (*graph["input_ids"], *graph["output_ids"])
     arguments = {value: tensors[values[value]["external_id"]] for value in boundary}
-    written = {value: outside[index] for value, index in arguments.items() if index in outside}
+    written = {value: name for value in graph["input_ids"] if (name := writer(arguments[value]))}
     nodes = []
     for number, (union, converted) in enumerate(zip(graph["xnodes"], moved, strict=True)):
         kind, fields = union["xnode_union_type"], union["xnode_union"]

@@ -241,7 +241,7 @@ def kernel_calls(plan: Any) -> list[KernelCall]:
         # A delegate's call does not say which of its tensors it writes: none of them counts as a view.
         written = tensors_of(plan, call.args[-1]) if kernel and call.args else items
         for index in dict.fromkeys(items):
-            source = None if index in written else _seen_through(plan, index, known)
+            source = None if index in written else seen_through(plan, index, known)
             if source is not None:
                 pairs = [_pair(plan.values[source].val), _pair(plan.values[index].val)]
                 calls.append(KernelCall(VIEW, "", *signature(pairs)))
@@ -262,7 +262,7 @@ def dangers(plan: Any, version: str) -> list[KernelCall]:
     return [call for call in kernel_calls(plan) if table.verdict_of(call) == "wrong"]
 
 
-def _seen_through(plan: Any, index: int, known: Mapping[int, None]) -> int | None:
+def seen_through(plan: Any, index: int, known: Mapping[int, object]) -> int | None:
     """Return the known tensor whose memory an unknown tensor views, or None if it is not a view."""
     place = _place(plan.values[index].val)
     if index in known or place is None:
