@@ -8,6 +8,7 @@ from torch import nn
 
 pytest.importorskip("executorch")
 
+import dimorder
 from dimorder.errors import ContractError
 from dimorder.executorch.file_graph import graph_of_file
 from dimorder.executorch.lowering_paths import stock
@@ -88,6 +89,16 @@ def test_an_operand_that_is_a_view_without_a_call_comes_from_the_tensor_that_it_
     nodes = {node.operator: node for node in graph_of_file(str(path))}
     assert nodes["aten::_softmax.out"].reads == [nodes["aten::convolution.out"].name]
     assert nodes["aten::_softmax.out"].facts["reads 0"].startswith("1×60 float")
+
+
+def test_the_scales_of_integers_are_shown(tmp_path):
+    quantized = dimorder.quantize(Flat().eval(), [torch.randn(1, 3, 5, 7)])
+    lowered = dimorder.lower(quantized, target="xnnpack", input_types="int8", input_orders="NHWC")
+    nodes = {node.operator: node for node in graph_of_file(str(lowered.save(tmp_path / "net.pte")))}
+    assert nodes["Conv2d"].facts["filter"] == "4×3×3×3 qcint8, 4 scales, constant"
+    (x,) = lowered.contract.inputs
+    shown = f"1×5×7×3 qint8, scale {round(x.scale, 6):g}, zero point {x.zero_point}"  # flatc's digits
+    assert nodes["Conv2d"].facts["input1"] == shown
 
 
 def test_lines_are_those_of_the_module_and_inserted_transposes_have_none(exported):

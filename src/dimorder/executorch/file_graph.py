@@ -237,5 +237,8 @@ def _xnn_text(value: Mapping[str, Any]) -> str:
     """Return the shape and type of a value, and whether it is a constant."""
     text = f"{shape_text(tuple(value.get('dims', ())))} {value['datatype'].removeprefix('xnn_datatype_')}"
     quant = value.get("quant", {})
-    text += f", scale {quant['scale']:g}, zero point {quant['zero_point']}" if "scale" in quant else ""
+    if "zero_point" in quant:
+        text += f", scale {quant['scale']:g}, zero point {quant['zero_point']}"
+    elif "num_scales" in quant:  # of channels or groups; those that dynamic quantization finds are in no file
+        text += f", {quant['num_scales'] or len(quant['scale'])} scales"
     return text + (", constant" if value.get("constant_buffer_idx") else "")
