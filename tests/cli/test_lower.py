@@ -16,7 +16,7 @@ JSON_KEYS = {
     *("optimal", "candidates", "solver", "constant_bytes_added", "delegates", "outside", "verify", "seconds"),
     *("opaque", "outside_calls", "blocks", "ranges", "wasted_levels", "float_islands", "npu"),
 }
-WITH_QUANTIZE = {"fidelity"}
+WITH_QUANTIZE, WITH_STATE = {"fidelity"}, {"state"}
 
 
 def test_lower_writes_what_it_is_asked_for_and_nothing_else(made):
@@ -51,7 +51,14 @@ def test_lower_json_has_the_stable_keys(made):
 
 
 def test_docs_name_exactly_the_keys_of_json():
-    assert documented_keys("lower") == JSON_KEYS | WITH_QUANTIZE
+    assert documented_keys("lower") == JSON_KEYS | WITH_QUANTIZE | WITH_STATE
+
+
+def test_json_lists_the_buffers_of_a_network_with_state(capfd):
+    assert main(["plan", "tests.zoo.stateful:StreamingConv2d", "--input", "1x3x2x9", "--json"]) == 0
+    data = json.loads(capfd.readouterr().out)
+    assert set(data) < JSON_KEYS | WITH_STATE
+    assert [set(buffer) for buffer in data["state"]] == [{"name", "shape", "dtype", "order"}] * 2
 
 
 def test_json_on_stdout_is_alone_there(capfd):
