@@ -171,3 +171,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(said, inde
     lines = error.splitlines()
     assert code == 1 and len(lines) == 3, (case, code, error)
     assert f"pip install {EXTRAS[package]}" in lines[2] and lines[2].startswith("  fix: "), (case, error)
+
+
+def test_executorch_is_named_too_if_all_other_packages_are_there(folder):
+    cases = [case for case, package in WITHOUT_EXTRAS if package == "executorch" and isinstance(case, list)]
+    for case, (code, error) in zip(cases, run_without(["executorch"], cases, folder), strict=True):
+        assert code == 1 and f"pip install {EXECUTORCH}" in error.splitlines()[-1], (case, error)

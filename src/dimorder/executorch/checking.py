@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract, TensorSpec
-from dimorder.errors import require_type
+from dimorder.errors import install_of, installed, require_type
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import (
     consistent_tables,
@@ -177,6 +177,7 @@ def check_program(program: ExportedProgram) -> Check:
 
     Raises:
         UsageError: if `program` is not an exported program.
+        UnsupportedError: if ExecuTorch is not installed.
 
     >>> import torch
     >>> x = torch.ones(1, 3, 5, 7).to(memory_format=torch.channels_last)
@@ -184,11 +185,12 @@ def check_program(program: ExportedProgram) -> Check:
     >>> found.is_safe, [(row.operator, row.verdict) for row in found.rows]
     (False, [('_softmax', 'refused')])
     """
-    from executorch.exir.program._program import _default_decomposition_table
-
-    from dimorder.executorch.rules import faults
-
     require_type(program, ExportedProgram, "check", "give an exported program or a .pte file")
+    with installed("checking an exported program", install_of("executorch")):
+        from executorch.exir.program._program import _default_decomposition_table
+
+        from dimorder.executorch.rules import faults
+
     decomposed = program.run_decompositions({}).run_decompositions(_default_decomposition_table())
     rows = []
     for fault in faults(decomposed):
