@@ -86,7 +86,10 @@ def test_a_compiled_pt2_is_no_network(capfd, tmp_path):
     file = tmp_path / "net.pt2"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(f"net/{targets.info('inductor').member}/model.so", b"")
-    assert "is lowered for target inductor already" in refused(capfd, ["plan", file], 2)
+    for command in ("plan", "check"):  # check reads no such file
+        text = refused(capfd, [command, file], 2)
+        assert "is lowered for target inductor already" in text
+        assert text.endswith(f"give the network; of this file: dimorder run {file}")
 
 
 def test_the_file_of_a_module_is_no_network(capfd, tmp_path, monkeypatch):

@@ -227,7 +227,8 @@ def _check_kind(spec: str) -> None:
         if info.suffix == path.suffix and info.reads(path):
             if path.suffix == ".pt2" and not info.member:
                 return
-            fix = f"give the network; of this file: dimorder check {spec}, dimorder run {spec}"
+            commands = [f"dimorder {each} {spec}" for each in ("check", "run") if info.kind or each == "run"]
+            fix = f"give the network; of this file: {', '.join(commands)}"
             raise UsageError(where, f"a program that is lowered for target {name} already", fix)
 
 
