@@ -21,9 +21,10 @@ pytest.importorskip("executorch")
 
 import dimorder
 from dimorder.cli import main
-from dimorder.errors import ContractError
+from dimorder.errors import ContractError, UsageError
 from dimorder.executorch.file_graph import graph_of_file
 from dimorder.executorch.lowering_paths import stock
+from dimorder.explorer.main import DimorderAdapter
 from tests.cli.commands import refused
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,14 @@ def test_model_explorer_opens_our_tflite_by_itself(server, tmp_path):
 def test_a_damaged_file_is_refused(files):
     with pytest.raises(ContractError):
         graph_of_file(str(files / "cut.pte"))
+
+
+@pytest.mark.parametrize("text", ['{"target": "torch", "cost": 0}', "[1]", "{"])
+def test_json_that_is_no_graph_is_refused(text, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"(?s)plan\.json.*without graphs.*plan --explorer"):
+        DimorderAdapter().convert(str(path), {})
 
 
 def test_a_graph_that_cannot_be_written_is_refused_before_the_plan(capfd):

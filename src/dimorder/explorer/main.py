@@ -11,7 +11,7 @@ from typing import Any
 
 from model_explorer import Adapter, AdapterMetadata, ModelExplorerGraphs, graph_builder
 
-from dimorder.errors import install_of, installed
+from dimorder.errors import UsageError, install_of, installed
 from dimorder.explorer.graphs import Graph, file_graph
 
 
@@ -29,13 +29,21 @@ class DimorderAdapter(Adapter):  # type: ignore[misc]
         """Return the graph of a .pte, or those of a plan's JSON."""
         path = Path(model_path)
         if path.suffix == ".json":
-            graphs = [graph for each in json.loads(path.read_text()) for graph in each["graphs"]]
+            graphs = _read_graphs(path)
         else:
             with installed(f"opening {path.name}", install_of("executorch")):
                 from dimorder.executorch.file_graph import graph_of_file
 
             graphs = [file_graph(graph_of_file(model_path), path.stem)]
         return {"graphs": [_built(graph) for graph in graphs]}
+
+
+def _read_graphs(path: Path) -> list[Graph]:
+    try:
+        return [graph for each in json.loads(path.read_text()) for graph in each["graphs"]]
+    except (ValueError, TypeError, LookupError) as error:
+        fix = "open what dimorder plan --explorer wrote; --json writes plans for programs"
+        raise UsageError(f"opening {path.name}", "JSON without graphs of Model Explorer", fix) from error
 
 
 def _built(graph: Graph) -> Any:
