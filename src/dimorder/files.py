@@ -35,13 +35,16 @@ def require_sound_archive(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"damaged: {damaged}")
 
 
-def other_writer(path: str | os.PathLike[str]) -> str | None:
-    """Return the function of torch that wrote an archive, if it has no exported program; else None."""
+def require_exported_program(path: str | os.PathLike[str]) -> None:
+    """Raise `ValueError` if an archive has no exported program; it names the writer, if that is known."""
     with zipfile.ZipFile(path) as archive:
-        names = {name.partition("/")[2] for name in archive.namelist()}
-    if "data.pkl" in names:
-        return "torch.jit.save" if "constants.pkl" in names else "torch.save"
-    return None
+        paths = archive.namelist()
+    names = {name.partition("/")[2] for name in paths}
+    if "models/model.json" in names or "version" in paths:  # the latter is in files of torch 2.7
+        return
+    writer = "torch.jit.save" if "constants.pkl" in names else "torch.save"
+    by = f"{writer} wrote it, and " if "data.pkl" in names else ""
+    raise ValueError(f"{by}it holds no exported program")
 
 
 def write_whole(

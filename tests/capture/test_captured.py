@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -348,6 +349,15 @@ def test_a_broken_pt2_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "net.pt2"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a readable exported program"):
+        capture(path)
+
+
+def test_an_archive_without_a_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w") as archive:  # as torch._inductor.aoti_compile_and_package writes them
+        archive.writestr("net/data/aotinductor/model/net.so", b"")
+        archive.writestr("net/archive_format", b"pt2")
+    with pytest.raises(UsageError, match="not a readable exported program: it holds no exported program"):
         capture(path)
 
 

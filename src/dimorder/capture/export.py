@@ -27,7 +27,7 @@ from dimorder.capture.size_refusals import refuses_some_sizes, unsolved_sizes
 from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.files import other_writer, require_sound_archive
+from dimorder.files import require_exported_program, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.graph.prediction import assumptions_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
@@ -119,8 +119,7 @@ def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -
     torch may raise anything else.
     """
     require_sound_archive(path)
-    if writer := other_writer(path):
-        raise ValueError(f"{writer} wrote it, and it holds no exported program")
+    require_exported_program(path)
     return torch.export.load(str(path), extra_files=extra_files)
 
 
