@@ -244,7 +244,7 @@ def test_a_budget_of_conversions_holds_for_each_of_several_files(files, tmp_path
         safe: (0, True),
         str(turned): (1, False),
     }
-    assert main(["check", safe, str(turned), "--max-conversions", "0"]) == 1
+    assert main(["check", safe, "--max-conversions", "0", str(turned)]) == 1  # a file after the option too
     said = capfd.readouterr().out.splitlines()
     assert said[0] == safe and said[-1] == "budget   1 conversions, at most 0 allowed"
 

@@ -126,6 +126,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace | None:
         print(WELCOME)
         return None
     options, unknown = parser().parse_known_args(argv)
+    if hasattr(options, "more") and not any(word.startswith("-") for word in unknown):
+        options.more, unknown = [*options.more, *unknown], []  # argparse knows no files after an option
     if unknown:
         name = options.command.name  # argparse itself would name the help of `dimorder` alone
         fix = f"{_close_option(unknown[0], name)}see dimorder {name} --help"
