@@ -168,3 +168,21 @@ def test_the_last_rows_of_what_is_computed_from_sizes_are_no_products() -> None:
     lowered = dimorder.lower(Windows(), (torch.randn(3, 10, 14),), dynamic_shapes=dims, target="xnnpack")
     for shape in ((3, 6, 18), (3, 18, 6), (3, 16, 12)):
         assert max(errors(lowered, Windows(), torch.randn(shape))) <= 1e-5
+
+
+class Delayed(nn.Module):
+    """Writes a line after four zeros, and adds up its last steps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros((x.shape[0], x.shape[1] + 4, x.shape[2]))
+        y[:, 4:] = x.relu()
+        return y[:, -6:].sum(1)
+
+
+def test_the_last_steps_of_zeros_into_which_data_are_written_are_products() -> None:
+    lowered = dimorder.lower(
+        Delayed(), (torch.randn(2, 9, 5),), dynamic_shapes=({1: Dim("L", min=2, max=30)},), target="xnnpack"
+    )
+    assert lowered.artifact.delegates == 1
+    for length in (2, 3, 7, 30):
+        assert max(errors(lowered, Delayed(), torch.randn(2, length, 5))) <= 1e-5

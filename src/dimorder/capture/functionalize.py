@@ -87,13 +87,14 @@ def calls_ahead(exported: ExportedProgram, graph: Graph, operators: Mapping[Any,
         operators: the table of operators.
     """
     specs = exported.graph_signature.input_specs
-    constants = {spec.arg.name for spec in specs if spec.kind != InputKind.USER_INPUT} - set(
-        state_of(exported)
-    )
+    constants = {spec.arg.name for spec in specs if spec.kind != InputKind.USER_INPUT}
+    constants -= set(state_of(exported))
     ahead = {node for node in graph.find_nodes(op="placeholder") if node.name in constants}
     for node in graph.nodes:
         if node.op == "call_function" and _is_ahead(node, ahead, operators):
             ahead.add(node)
+        elif _is_mutable(node.target):
+            ahead.difference_update(_written_by(node, operators))
     return ahead
 
 
@@ -155,15 +156,19 @@ def _is_ahead(node: Node, ahead: Collection[Node], operators: Mapping[Any, Opera
         return False
     if not _is_mutable(target):
         return True
-    written = [node.all_input_nodes[0]]
-    for value in written:  # grows by all values that share its memory
-        users = [user for user in value.users if user < node]
-        if value.op == "placeholder" or any(user not in ahead for user in users):
-            return False
+    written = _written_by(node, operators)
+    read = (user for value in written for user in value.users if user < node)
+    return all(value.op != "placeholder" for value in written) and all(user in ahead for user in read)
+
+
+def _written_by(node: Node, operators: Mapping[Any, Operator]) -> list[Node]:
+    """Return the value that a call writes in place, and all before the call that share its memory."""
+    written = node.all_input_nodes[:1]
+    for value in written:  # grows
         sources = [] if _is_fresh(value, operators) else value.all_input_nodes
-        shared = [*sources, *(user for user in users if not _is_fresh(user, operators))]
-        written += [other for other in shared if other not in written]
-    return True
+        views = (user for user in value.users if user < node and not _is_fresh(user, operators))
+        written += [other for other in (*sources, *views) if other not in written]
+    return written
 
 
 def _is_number(node: Node) -> bool:
