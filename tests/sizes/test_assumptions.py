@@ -34,5 +34,5 @@ def test_an_if_on_multiples_is_wrong_at_few_sizes() -> None:
 
 @pytest.mark.parametrize("target", ["torch", "xnnpack"])
 def test_a_network_that_decides_by_sizes_is_no_program_for_all(target: str) -> None:
-    with pytest.raises(ExportError, match="decides by, as a size"):
+    with pytest.raises(ExportError, match="traces it, as by a size"):
         dimorder.lower(Decides(), (torch.randn(3, 32),), target=target, dynamic_shapes=DIMS)

@@ -192,7 +192,7 @@ def _exported_otherwise(what: str, output: str, error: float) -> ExportError:
     found = (
         f"{output} differs from PyTorch's by {error:.2e} of its largest value, as torch.export's program does"
     )
-    fix = "torch.export fixes what the network decides by, as a size: narrow the ranges, or pass the program"
+    fix = "the network differs when torch.export traces it, as by a size: narrow ranges, or pass the program"
     return ExportError(what, found, fix)
 
 
