@@ -99,6 +99,29 @@ def test_an_argument_that_would_end_the_process_is_refused(found, read, data, tm
         read(str(path))
 
 
+@pytest.mark.parametrize(("place", "name"), [(3, "stride"), (5, "dilation"), (8, "groups")])
+def test_a_number_by_which_a_kernel_divides_is_not_zero(place, name, tmp_path):
+    file = deserialize_pte_binary(export_pte(Conv(3), (torch.randn(2, 3, 11, 9),), None))
+    plan = file.program.execution_plan[0]
+    value = plan.values[call(plan, "aten::convolution").args[place]].val
+    number = value if isinstance(value, schema.Int) else plan.values[value.items[1]].val
+    number.int_val = 0
+    path = tmp_path / "net.pte"
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(ContractError, match=f"aten::convolution.out: '{name}' is 0"):
+        load(str(path))
+
+
+def test_a_stride_in_memory_may_be_zero(tmp_path):
+    class Repeated(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_strided_copy(x, (3, 4), (1, 0))
+
+    path, x = tmp_path / "net.pte", torch.randn(6)
+    path.write_bytes(export_pte(Repeated(), (x,), None))
+    torch.testing.assert_close(load(path)[1]([x])[0], Repeated()(x))
+
+
 def earlier_constant(data: bytes) -> bytes:
     at, count = root(data).table(5)._vector(1)  # the offsets in constant_segment
     return reduced(data, at + 8 * (count - 1), 4)

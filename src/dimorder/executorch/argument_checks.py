@@ -49,6 +49,9 @@ _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "List[Optional[Tensor]]": ("OptionalTensorList",),
     }
 )
+# Numbers by which kernels divide. A stride in memory, as of `as_strided`, may be 0.
+_DIVISORS = ("groups", "stride", "dilation", "kernel_size", "step")
+_IN_MEMORY = ("as_strided_copy", "empty_strided")
 _ITEMS: Mapping[str, str] = MappingProxyType({"IntList": "Int", "TensorList": "Tensor"})
 # ExecuTorch's own operators: exir/passes/dim_order_ops_registry.py, which the exporter imports.
 _SCHEMAS: Mapping[str, Any] = MappingProxyType(
@@ -92,6 +95,10 @@ def require_arguments(plan: Any) -> None:
             given_memory |= given  # et_view does so
             continue
         _require_kinds(place, schema.arguments, [kinds[index] for index in call.args])
+        divides = schema.name.partition("::")[2] not in _IN_MEMORY
+        for argument, index in zip(schema.arguments if divides else (), call.args, strict=False):
+            if argument.name in _DIVISORS and 0 in _integers(plan, index):
+                raise ValueError(f"{place}: {argument.name!r} is 0")
         if not all(_has_memory(plan.values[index].val) for index in given - given_memory):
             raise ValueError(f"{place}: a tensor without memory")
 
@@ -135,6 +142,13 @@ def _require_kinds(place: str, arguments: Sequence[Any], kinds: Sequence[str]) -
         allowed = _kinds(str(argument.type))
         if allowed and kind not in allowed:
             raise ValueError(f"{place}: {argument.name!r} is of kind {kind}")
+
+
+def _integers(plan: Any, index: int) -> list[int]:
+    """Return the integer that a value is, or the integers in its list."""
+    value = plan.values[index].val
+    places = value.items if type(value).__name__ == "IntList" else [index]
+    return [each.int_val for each in (plan.values[i].val for i in places) if type(each).__name__ == "Int"]
 
 
 def _schema_of(kernel: str) -> Any:
