@@ -17,7 +17,6 @@ from dimorder.errors import UnsupportedError
 from dimorder.sizes.assumptions import points_against
 from dimorder.sizes.points_apart import (
     are_apart,
-    are_in_line,
     find_three,
     first_that_differ,
     products_are_apart,
@@ -190,10 +189,12 @@ class _Chooser:
         """Return whether no size is in line with one that is computed from other dynamic sizes."""
         if len(points) < _MAX_POINTS:
             return True
-        columns = [[self.program.value(size, point) for point in points] for size in sizes]
-        known = [(self.program.symbols_in(size), column) for size, column in zip(sizes, columns, strict=True)]
-        pairs = itertools.combinations(known, 2)
-        return not any(own != other and are_in_line(a, b) for (own, a), (other, b) in pairs)
+        found: dict[tuple[int, ...], list[Symbol]] = {}
+        for size in sizes:
+            own, column = self.program.symbols_in(size), [self.program.value(size, p) for p in points]
+            if found.setdefault(slope(column), own) != own:
+                return False
+        return True
 
     def _is_above_one(self, symbol: Symbol, size: int) -> bool:
         """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""

@@ -94,11 +94,11 @@ def are_in_line(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def slope(values: Sequence[int]) -> tuple[int, ...]:
-    """Return what a size that varies has in common with all affine functions of it.
+    """Return what a size that varies has in common with all affine functions of it; zeros for a constant.
 
     >>> slope([7, 3, 5]) == slope([4, 2, 3]), slope([7, 3, 5]) == slope([7, 3, 4])
     (True, False)
     """
     steps = [value - values[0] for value in values]
-    unit = math.gcd(*steps) * (1 if next(filter(None, steps)) > 0 else -1)
+    unit = (math.gcd(*steps) or 1) * (1 if next(filter(None, steps), 1) > 0 else -1)
     return tuple(step // unit for step in steps)
