@@ -23,6 +23,7 @@ from dimorder.graph.nodes import (
     CUSTOM,
     RESIZES,
     call_before,
+    is_number,
     may_resize,
     operator_at,
     set_meta,
@@ -149,7 +150,7 @@ def _write_instead(copy: Node, target: Any, *args: Any, **kwargs: Any) -> None:
 def _is_ahead(node: Node, ahead: Collection[Node], operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call reads no input, and writes no parameter nor what a call on inputs has read."""
     target: Any = node.target
-    if target in _FILLED or _is_number(node):
+    if target in _FILLED or is_number(node):
         return True
     # A slice of a table is another constant for each size.
     if target is SLICE_CONSTANT or not all(operand in ahead for operand in node.all_input_nodes):
@@ -171,11 +172,6 @@ def _written_by(node: Node, operators: Mapping[Any, Operator]) -> list[Node]:
     return written
 
 
-def _is_number(node: Node) -> bool:
-    """Return whether a call computes a number from sizes."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
 def _made_functional(node: Node, operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call is functional, or was in place and has been replaced."""
     in_place = _is_mutable(node.target)
@@ -183,7 +179,7 @@ def _made_functional(node: Node, operators: Mapping[Any, Operator]) -> bool:
 
 
 def _is_functional(node: Node, operators: Mapping[Any, Operator]) -> bool:
-    if _is_number(node):
+    if is_number(node):
         return True
     if node.op == "get_attr":  # the graph of a branch
         branch = getattr(node.graph.owning_module, str(node.target))

@@ -46,17 +46,17 @@ def tabulate_numbers(exported: ExportedProgram, limits: Limits) -> ExportedProgr
     >>> [len(table) for table in program.state_dict.values()]
     [37]
     """
-    if not any(_integer_of(node, limits) for node in exported.graph.nodes):
+    if not any(_integer_of(_number_of(node), limits) for node in exported.graph.nodes):
         return exported
     graph, tables = copy_graph(exported.graph), dict[Node, torch.Tensor]()
     first = next(iter(graph.nodes))
     for node in list(graph.nodes):
-        integer = _integer_of(node, limits)
-        if integer is None:
-            continue
         number = _number_of(node)
+        integer = _integer_of(number, limits)
+        if number is None or integer is None:
+            continue
         values = _values(integer.meta[VALUE], limits)
-        assert number is not None and values is not None
+        assert values is not None
         entries = [_entry(number, {integer: value}) for value in values]
         table = torch.tensor(entries, dtype=tensor_of(node).dtype)
         with graph.inserting_before(first):
@@ -105,9 +105,8 @@ def _shape_of(node: Node) -> list[Any]:
     return list(shape)
 
 
-def _integer_of(node: Node, limits: Limits) -> Node | None:
-    """Return the integer that decides the number which a call reads; None if a table does not replace it."""
-    number = _number_of(node)
+def _integer_of(number: Node | None, limits: Limits) -> Node | None:
+    """Return the integer that decides a number; None if a table does not replace it."""
     integers = set[Node]() if number is None else _integers(number)
     while len(integers) == 1:
         (found,) = integers

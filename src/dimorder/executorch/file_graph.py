@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.executorch.file_conversions import converted_bytes
-from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables
+from dimorder.executorch.pte import consistent_tables, forward_plan, read_tables_of
 from dimorder.executorch.xnn_blob import BACKEND_ID, delegate_blob, flatbuffer_of, moved_bytes
 from dimorder.runtime.kernels import instructions, kernel_of, seen_through, tensors_of
 from dimorder.text import shape_text
@@ -77,7 +77,8 @@ def graph_of_file(path: str, operators: EdgeOperators | None = None) -> list[Fil
         UnsupportedError: if it has no method `forward`.
     """
     where = f"reading {path}"
-    tables = read_tables(Path(path).read_bytes(), where)
+    file = Path(path)
+    tables = read_tables_of(file, file.read_bytes(), where)
     plan = forward_plan(tables, where)
     with consistent_tables(where):
         return list(_nodes(tables, plan, operators or (lambda instruction, handle: EdgeOperator())))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from mmap import mmap
@@ -16,6 +17,7 @@ from typing import Any
 from flatbuffers.number_types import Int8Flags, Int32Flags, Int64Flags, Uint64Flags
 
 from dimorder.executorch.xnn_blob import FlatRecord
+from dimorder.runtime.kernels import instructions, kernel_of
 
 # The fields that are read, with their places and types in executorch/schema/program.fbs. A union takes two
 # places. Letters are formats of `struct`.
@@ -131,6 +133,11 @@ def read_program(pte: bytes | mmap) -> Any:
     program.constant_sizes = _constant_sizes(program)
     program.segments = []
     return program
+
+
+def count_calls(plan: Any) -> Counter[str]:
+    """Return how often a method calls each kernel; the empty name stands for delegates."""
+    return Counter(kernel_of(plan, call) for call in instructions(plan))
 
 
 def _require_apart(segments: Sequence[Any], pte: bytes | mmap) -> None:

@@ -352,8 +352,13 @@ def _embedded_contract(tables: Any) -> Any:
 
 def read_tables(data: bytes, where: str) -> Any:
     """Return the tables of the bytes of a .pte, which the runtime verifies in a file, as in `method_of`."""
-    with _file_of(data) as path:
-        return _verified(path, data, where)[1]
+    with _file_of(data) as file:
+        return read_tables_of(file, data, where)
+
+
+def read_tables_of(file: Path, data: bytes, where: str) -> Any:
+    """Return the tables of a .pte, of which `data` are the bytes."""
+    return _verified(file, data, where)[1]
 
 
 def forward_plan(tables: Any, where: str) -> Any:

@@ -80,6 +80,11 @@ def tensor_arguments(node: Node) -> list[Node]:
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
 
 
+def is_number(node: Node) -> bool:
+    """Return whether a call computes a number from dynamic sizes."""
+    return isinstance(node.meta.get(VALUE), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 def may_resize(node: Node) -> bool:
     """Return whether a call that leaves its operand as it is may change it at other dynamic sizes."""
     return RESIZES in node.meta

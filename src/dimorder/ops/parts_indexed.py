@@ -135,13 +135,11 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 # -- searches
 
 
-def _places_among(values: Tensor, ordered: Tensor, is_right: bool) -> Any:
-    """Return how many elements of a row come before each value; for a row that begins at 0 and ascends."""
-    if values.numel() * ordered.shape[-1] > MOST_PAIRS:
-        return NotImplemented
-    values, ordered = values.unsqueeze(-1), ordered.unsqueeze(-2)
+def places_among(values: Tensor, ordered: Tensor, is_right: bool, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return how many elements of an ascending row come before each value, by a comparison of each pair."""
+    values, ordered = values.unsqueeze(-1), ordered if ordered.dim() == 1 else ordered.unsqueeze(-2)
     before = ordered <= values if is_right else ordered < values
-    return before.sum(-1)
+    return before.sum(-1, dtype=dtype)
 
 
 def _searchsorted(
@@ -180,10 +178,10 @@ def _bisected(ordered: Tensor, values: Tensor | float, is_right: bool) -> Tensor
 
 
 def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
-    if output_size is None:
+    if output_size is None or output_size * repeats.numel() > MOST_PAIRS:
         return NotImplemented
     ends = torch.cumsum(repeats, 0)
-    return _places_among(torch.arange(output_size), ends, True)
+    return places_among(torch.arange(output_size), ends, True)
 
 
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
@@ -327,7 +325,7 @@ def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Any:
         return NotImplemented
     counted = torch.cumsum((x != 0).reshape(-1).to(torch.int64), 0)
     numbers = torch.arange(1, size + 1)
-    at = _places_among(numbers, counted, False).clamp(max=x.numel() - 1)
+    at = places_among(numbers, counted, False).clamp(max=x.numel() - 1)
     columns = [
         torch.div(at, stride, rounding_mode="floor") % length
         for stride, length in zip(_strides(x.shape), x.shape, strict=True)

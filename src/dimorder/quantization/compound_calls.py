@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.nodes import bound, is_getitem, replace_node, tensor_of
 from dimorder.graph.prediction import computed_before, without_data
+from dimorder.ops.parts_indexed import places_among
 from dimorder.quantization.constants import insert_constant
 from dimorder.quantization.losses import LOSSES, LOSSES_OF_CLASSES
 
@@ -311,13 +312,10 @@ def _place_among(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Any:
-    """Return how many elements of an ascending row come before each value."""
     if sorter is not None:
         return NotImplemented
-    row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
-    values = self.unsqueeze(-1)
-    is_before = values >= row if right or side == "right" else values > row
-    return is_before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    dtype = torch.int32 if out_int32 else torch.int64
+    return places_among(self, sorted_sequence, right or side == "right", dtype)
 
 
 def _bucket(self: Tensor, boundaries: Tensor, out_int32: bool, right: bool) -> Any:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from dimorder.capture.decompose_dynamic_resize import RESIZES
 from dimorder.capture.tabulate_numbers import tabulate_numbers
-from dimorder.graph.nodes import bound, tensors_in
+from dimorder.graph.nodes import bound, is_number, tensors_in
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def numbers_of(exported: ExportedProgram, limits: Mapping[Any, Any]) -> list[tor
     2
     """
     nodes = tabulate_numbers(exported, limits).graph.nodes
-    read = (node.meta.get("val") for node in nodes if any(map(_is_of_tensors, node.users)))
+    read = (node.meta.get("val") for node in nodes if not all(map(is_number, node.users)))
     found = [*read, *(number for node in nodes for number in _of_a_call(node))]
     dynamic = (each for each in found if isinstance(each, torch.SymInt) and each.node.expr.free_symbols)
     return list({str(number): number for number in dynamic}.values())
@@ -72,8 +72,3 @@ def _of_a_call(node: Node) -> Iterator[Any]:
 
 def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _is_of_tensors(node: Node) -> bool:
-    """Return whether a call computes something else than a number."""
-    return not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -6,7 +6,6 @@ Delegates read and write dense tensors. A 4-D channels-last input or output of t
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.executorch.program_tables import read_program
+from dimorder.executorch.program_tables import count_calls, read_program
 from dimorder.executorch.pte import method_of
 from dimorder.graph.branches import COND
 from dimorder.graph.exported import CarriedState, turn_buffers_into_inputs, turn_inputs_into_buffers
@@ -170,11 +169,9 @@ def _add_in_pairs(module: GraphModule) -> None:
 def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
     """Return the number of delegates in the file, and the number of calls of each operator outside them."""
     forward = next(plan for plan in read_program(pte).execution_plan if plan.name == "forward")
-    calls = [instruction.instr_args for chain in forward.chains for instruction in chain.instructions]
-    kernels = [forward.operators[each.op_index] for each in calls if type(each).__name__ == "KernelCall"]
-    outside = Counter(f"{kernel.name}.{kernel.overload or ''}".rstrip(".") for kernel in kernels)
-    assert sum(type(each).__name__ == "DelegateCall" for each in calls) == len(forward.delegates)
-    return len(forward.delegates), dict(sorted(outside.items()))
+    kernels = count_calls(forward)
+    assert kernels.pop("", 0) == len(forward.delegates)  # a delegate's call runs no kernel
+    return len(forward.delegates), dict(sorted(kernels.items()))
 
 
 def _require_kernels(outside: Mapping[str, int], plan: Partition) -> None:
