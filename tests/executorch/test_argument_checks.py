@@ -75,6 +75,23 @@ def move_over(plan: Any) -> None:
     plan.chains[0].instructions.insert(0, schema.Instruction(moved))
 
 
+def jump_by_tensors(plan: Any) -> None:
+    jump = schema.JumpFalseCall(cond_value_index=call(plan, "aten::cat").args[0], destination_instruction=0)
+    plan.chains[0].instructions.insert(0, schema.Instruction(jump))
+
+
+def release_planned(plan: Any) -> None:
+    freed = schema.FreeCall(value_index=call(plan, "aten::cat").args[2])
+    plan.chains[0].instructions.insert(0, schema.Instruction(freed))
+
+
+def put_zero(plan: Any, place: int) -> None:
+    """Put 0 in the place of an argument of a convolution, or of the second item in it."""
+    value = plan.values[call(plan, "aten::convolution").args[place]].val
+    number = value if isinstance(value, schema.Int) else plan.values[value.items[1]].val
+    number.int_val = 0
+
+
 DAMAGES = {
     "aten::topk.values: 'k' is of kind Tensor": put("aten::topk", 1, "Tensor"),
     "aten::mean.out: 'dim' is of kind Int": put("aten::mean", 1, "Int"),
@@ -88,24 +105,60 @@ DAMAGES = {
 }
 
 
+FLOWS = {
+    "call 0, a jump by a value of kind TensorList": jump_by_tensors,
+    "call 0, a value is freed whose memory is not its own": release_planned,
+}
+
+
 @pytest.mark.parametrize("read", [check_file, load])
-@pytest.mark.parametrize("found", DAMAGES)
+@pytest.mark.parametrize("found", [*DAMAGES, *FLOWS])
 def test_an_argument_that_would_end_the_process_is_refused(found, read, data, tmp_path):
     file = deserialize_pte_binary(data)
-    DAMAGES[found](file.program.execution_plan[0])
+    {**DAMAGES, **FLOWS}[found](file.program.execution_plan[0])
     path = tmp_path / "net.pte"
     path.write_bytes(bytes(serialize_pte_binary(file)))
     with pytest.raises(ContractError, match=f"tables that contradict each other .*{found}"):
         read(str(path))
 
 
+class Rows(nn.Module):
+    """Computes with sizes, and views memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).cumsum(1).reshape(x.shape[0] * 3, 5) + 1
+
+
+def rows() -> bytes:
+    sizes = ({0: torch.export.Dim("n", min=2, max=6)},)
+    return export_pte(Rows(), (torch.randn(4, 3, 5),), None, dynamic_shapes=sizes)
+
+
+# The operators are ExecuTorch's own, of which PyTorch has no schema until the exporter is imported.
+SIZE_DAMAGES = {
+    "executorch_prim::et_view.default: 'size' is of kind Tensor": put(
+        "executorch_prim::et_view", 1, "Tensor"
+    ),
+    "aten::sym_size.int: a result of kind Tensor": put("aten::sym_size", 2, "Tensor"),
+    "executorch_prim::mul.Scalar: a result of kind Tensor": put("executorch_prim::mul", 2, "Tensor"),
+}
+
+
+@pytest.mark.parametrize("found", SIZE_DAMAGES)
+def test_a_view_or_a_size_that_would_end_the_process_is_refused(found, tmp_path):
+    file, path, x = deserialize_pte_binary(rows()), tmp_path / "net.pte", torch.randn(6, 3, 5)
+    path.write_bytes(rows())
+    torch.testing.assert_close(load(path)[1]([x])[0], Rows()(x))
+    SIZE_DAMAGES[found](file.program.execution_plan[0])
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(ContractError, match=f"tables that contradict each other .*{found}"):
+        load(str(path))
+
+
 @pytest.mark.parametrize(("place", "name"), [(3, "stride"), (5, "dilation"), (8, "groups")])
 def test_a_number_by_which_a_kernel_divides_is_not_zero(place, name, tmp_path):
     file = deserialize_pte_binary(export_pte(Conv(3), (torch.randn(2, 3, 11, 9),), None))
-    plan = file.program.execution_plan[0]
-    value = plan.values[call(plan, "aten::convolution").args[place]].val
-    number = value if isinstance(value, schema.Int) else plan.values[value.items[1]].val
-    number.int_val = 0
+    put_zero(file.program.execution_plan[0], place)
     path = tmp_path / "net.pte"
     path.write_bytes(bytes(serialize_pte_binary(file)))
     with pytest.raises(ContractError, match=f"aten::convolution.out: '{name}' is 0"):

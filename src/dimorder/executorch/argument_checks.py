@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dimorder.errors import ContractError
-from dimorder.runtime.kernels import kernel_of, tensors_of
+from dimorder.runtime.kernels import VIEW, kernel_of, tensors_of
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
 DTYPES: Mapping[str, str] = MappingProxyType(
@@ -53,18 +53,19 @@ _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _DIVISORS = ("groups", "stride", "dilation", "kernel_size", "step")
 _IN_MEMORY = ("as_strided_copy", "empty_strided")
 _ITEMS: Mapping[str, str] = MappingProxyType({"IntList": "Int", "TensorList": "Tensor"})
-# ExecuTorch's own operators: exir/passes/dim_order_ops_registry.py, which the exporter imports.
+# ExecuTorch's own operators: exir/passes/dim_order_ops_registry.py, which the exporter imports, and a view.
 _SCHEMAS: Mapping[str, Any] = MappingProxyType(
     {
-        text.partition("(")[0]: torch._C.parse_schema(text)
-        for text in (
-            "dim_order_ops::_to_dim_order_copy.out(Tensor self, *, bool non_blocking=False, "
+        name: torch._C.parse_schema(name.removesuffix(".default") + arguments)
+        for name, arguments in {
+            "dim_order_ops::_to_dim_order_copy.out": "(Tensor self, *, bool non_blocking=False, "
             "int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
-            "dim_order_ops::_clone_dim_order.out(Tensor self, *, bool non_blocking=False, "
+            "dim_order_ops::_clone_dim_order.out": "(Tensor self, *, bool non_blocking=False, "
             "int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
-            "dim_order_ops::_empty_dim_order.out(int[] size, *, int[]? dim_order=None, "
+            "dim_order_ops::_empty_dim_order.out": "(int[] size, *, int[]? dim_order=None, "
             "Tensor(a!) out) -> Tensor(a!)",
-        )
+            VIEW: "(Tensor self, int[] size, Tensor(a!) out) -> Tensor(a!)",
+        }.items()
     }
 )
 
@@ -87,17 +88,25 @@ def require_arguments(plan: Any) -> None:
             given_memory.add(call.move_to)
             if kinds[call.move_from] != kinds[call.move_to]:
                 raise ValueError(f"call {number}, a move to a value of another kind")
+        if type(call).__name__ == "JumpFalseCall" and kinds[call.cond_value_index] not in ("Bool", "Tensor"):
+            raise ValueError(f"call {number}, a jump by a value of kind {kinds[call.cond_value_index]}")
+        if type(call).__name__ == "FreeCall" and not _is_unbound(plan.values[call.value_index].val):
+            raise ValueError(f"call {number}, a value is freed whose memory is not its own")
         if type(call).__name__ != "KernelCall":
             continue
-        place, schema = f"call {number}, {kernel_of(plan, call)}", _schema_of(kernel_of(plan, call))
+        kernel = kernel_of(plan, call)
+        place, schema = f"call {number}, {kernel}", _schema_of(kernel)
+        if gives_number(kernel) and kinds[call.args[-1]] not in _KINDS["number"]:
+            raise ValueError(f"{place}: a result of kind {kinds[call.args[-1]]}")
         given = {index for arg in call.args for index in tensors_of(plan, arg)}
+        if schema is None or kernel == VIEW:
+            given_memory |= given  # a view does so
         if schema is None:
-            given_memory |= given  # et_view does so
             continue
         _require_kinds(place, schema.arguments, [kinds[index] for index in call.args])
-        divides = schema.name.partition("::")[2] not in _IN_MEMORY
-        for argument, index in zip(schema.arguments if divides else (), call.args, strict=False):
-            if argument.name in _DIVISORS and 0 in _integers(plan, index):
+        divisors = divisors_of(schema)
+        for argument, index in zip(schema.arguments, call.args, strict=False):
+            if argument.name in divisors and 0 in _integers(plan, index):
                 raise ValueError(f"{place}: {argument.name!r} is 0")
         if not all(_has_memory(plan.values[index].val) for index in given - given_memory):
             raise ValueError(f"{place}: a tensor without memory")
@@ -144,6 +153,27 @@ def _require_kinds(place: str, arguments: Sequence[Any], kinds: Sequence[str]) -
             raise ValueError(f"{place}: {argument.name!r} is of kind {kind}")
 
 
+def gives_number(kernel: str) -> bool:
+    """Return whether a kernel writes a number, such as a size or the result of arithmetic on sizes.
+
+    >>> gives_number("aten::sym_size.int"), gives_number("executorch_prim::mul.Scalar"), gives_number(VIEW)
+    (True, True, False)
+    """
+    if kernel.startswith("executorch_prim::"):
+        return not kernel.startswith("executorch_prim::et_")
+    schema = _schema_of(kernel)
+    return schema is not None and {str(each.type) for each in schema.returns} in (
+        {"int"},
+        {"bool"},
+        {"number"},
+    )
+
+
+def divisors_of(schema: Any) -> tuple[str, ...]:
+    """Return the names of arguments by which the kernel of an operator divides."""
+    return () if schema.name.partition("::")[2] in _IN_MEMORY else _DIVISORS
+
+
 def _integers(plan: Any, index: int) -> list[int]:
     """Return the integer that a value is, or the integers in its list."""
     value = plan.values[index].val
@@ -184,8 +214,13 @@ def _has_memory(tensor: Any) -> bool:
         or tensor.allocation_info
         or not math.prod(tensor.sizes)
         or _is_external(tensor)
-        or tensor.shape_dynamism.name == "DYNAMIC_UNBOUND"
+        or _is_unbound(tensor)
     )
+
+
+def _is_unbound(value: Any) -> bool:
+    """Return whether a value is a tensor that its kernel resizes."""
+    return type(value).__name__ == "Tensor" and value.shape_dynamism.name == "DYNAMIC_UNBOUND"
 
 
 def _is_external(tensor: Any) -> bool:

@@ -20,6 +20,7 @@ from flatbuffers.number_types import Int16Flags
 from dimorder.executorch.xnn_blob import (
     BACKEND_ID,
     EXTERNAL_INPUT,
+    EXTERNAL_OUTPUT,
     TENSOR_DATATYPE,
     TENSOR_DIMS,
     TENSOR_EXTERNAL_ID,
@@ -43,7 +44,6 @@ from dimorder.runtime.kernels import (
 )
 
 # Positions of fields in their tables, in the order of schema.fbs.
-_OUTPUT = 2  # a flag
 _FLOAT32 = 1  # in XNNDatatype
 _NODE_HANDLE = 2  # of an XNode, whose union takes two positions
 _PAD_BEFORE, _PAD_AFTER = 0, 1
@@ -157,13 +157,13 @@ class _DelegateValues:
         }
         for key, tensor in tensors.items():
             flags = tensor.number(TENSOR_FLAGS)
-            if not flags & (EXTERNAL_INPUT | _OUTPUT):
+            if not flags & (EXTERNAL_INPUT | EXTERNAL_OUTPUT):
                 continue
             argument = arguments[tensor.number(TENSOR_EXTERNAL_ID)]
             given = tuple(argument.sizes[dim] for dim in argument.dim_order)
             # A dynamic size may differ, which says nothing about the order.
             is_moved = given != self.dims[key] and sorted(given) == sorted(self.dims[key])
-            if flags & _OUTPUT:
+            if flags & EXTERNAL_OUTPUT:
                 self.outputs[key] = given if is_moved else self.dims[key]
             elif is_moved:
                 self.at_runtime[key] = given

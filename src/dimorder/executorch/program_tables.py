@@ -77,6 +77,8 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
         "KernelCall": {"op_index": (0, "number"), "args": (1, "[i]")},
         "MoveCall": {"move_from": (0, "number"), "move_to": (1, "number")},
         "DelegateCall": {"delegate_index": (0, "number"), "args": (1, "[i]")},
+        "JumpFalseCall": {"cond_value_index": (0, "number")},
+        "FreeCall": {"value_index": (0, "number")},
     }
 )
 _UNIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -29,7 +29,7 @@ _VALUE_KIND, _VALUE = 0, 1
 _QUANTIZED_TENSOR, _QUANT_KIND, _QUANT = 0, 1, 2
 TENSOR_DATATYPE, TENSOR_DIMS, TENSOR_CONSTANT = 0, 2, 3
 TENSOR_EXTERNAL_ID, TENSOR_FLAGS, _TENSOR_ID = 4, 5, 6
-EXTERNAL_INPUT = 1  # a flag of a tensor
+EXTERNAL_INPUT, EXTERNAL_OUTPUT = 1, 2  # flags of a tensor
 STATIC_TRANSPOSE = 5  # in XNodeUnion
 _PLAIN, _QUANTIZED = 1, 2  # in XValueUnion
 _PER_CHANNEL, _PER_GROUP = 1, 4  # in XNNQuantParams
@@ -208,8 +208,10 @@ def _constants_of_value(value: FlatRecord) -> Iterator[tuple[int, int]]:
 def external_ids(graph: FlatRecord) -> list[int]:
     """Return the positions of a graph's inputs and outputs among the arguments of the delegate."""
     tensors = tensors_of_graph(graph)
-    ids = (*graph.numbers(_GRAPH_INPUTS), *graph.numbers(_GRAPH_OUTPUTS))
-    return [tensors[key].number(TENSOR_EXTERNAL_ID) for key in ids]
+    listed = [tensors[key] for key in (*graph.numbers(_GRAPH_INPUTS), *graph.numbers(_GRAPH_OUTPUTS))]
+    flags = EXTERNAL_INPUT | EXTERNAL_OUTPUT
+    flagged = [tensor for tensor in tensors.values() if tensor.number(TENSOR_FLAGS) & flags]
+    return [tensor.number(TENSOR_EXTERNAL_ID) for tensor in (*listed, *flagged)]
 
 
 def tensors_of_graph(graph: FlatRecord) -> dict[int, FlatRecord]:
