@@ -110,7 +110,7 @@ def test_a_file_whose_header_does_not_say_where_its_segments_begin_is_refused(
     path, data = tmp_path / "net.pte", bytearray(file_of(name).read_bytes())
     data[place] = ord("x") if place == 9 else 0
     path.write_bytes(data)
-    assert refused(path, loading=loading) == "no header that says where the segments begin"
+    assert "no header that says where the segments begin" in refused(path, loading=loading)
     assert name == "NHWC" or "no header that says where the segments begin" in python_refuses(path)
 
 
@@ -145,8 +145,7 @@ def test_an_operator_that_the_build_lacks_is_no_damage(tmp_path: Path) -> None:
 def test_a_program_whose_constants_lie_in_a_ptd_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.pte"
     path.write_bytes(export_pte(Conv(3), (torch.ones(2, 3, 11, 9),), None, external_constants=True))
-    assert refused(path) == "a constant, which the file lacks"
-    assert python_refuses(path) == "the constant 'conv.weight', which the file lacks"
+    assert refused(path) == python_refuses(path) == "the constant 'conv.weight', which the file lacks"
 
 
 def test_a_program_without_forward_is_refused_as_in_python(tmp_path: Path) -> None:

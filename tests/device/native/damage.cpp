@@ -1,8 +1,9 @@
 // Change bytes of a .pte, open what that gives from memory, and run it where it opens.
 //
-//     damage FILE COUNT SEED lines|anywhere
+//     damage FILE COUNT SEED lines|anywhere|unsealed
 //
-// "lines" changes the contract's lines alone, without the seal; "anywhere" changes any byte and checks the seal.
+// "lines" changes the contract's lines alone, without the seal; "anywhere" changes any byte and checks the seal;
+// "unsealed" changes one byte and does not.
 // Prints how many files were opened, ran, and were refused. A fault ends it: by a sanitizer, or by exit 3 where a
 // message has not three lines.
 #include <dimorder/program.h>
@@ -95,6 +96,7 @@ int main(int count, char** arguments) {
   std::ifstream file(arguments[1], std::ios::binary);
   const std::vector<char> whole((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const bool is_lines = std::strcmp(arguments[4], "lines") == 0;
+  const bool is_sealed = std::strcmp(arguments[4], "anywhere") == 0;
   size_t length = whole.size(), begin = 0;
   if (is_lines) {
     const char* lines = dimorder_find_contract(whole.data(), whole.size(), &length);
@@ -109,13 +111,13 @@ int main(int count, char** arguments) {
   if (untouched.ran != 1) return 4;
   for (int i = 0; i < std::atoi(arguments[2]); i++) {
     std::vector<char> changed = whole;
-    for (size_t edits = draw(3) + 1; edits > 0; edits--) {
+    for (size_t edits = is_lines || is_sealed ? draw(3) + 1 : 1; edits > 0; edits--) {
       char& byte = changed[begin + draw(length)];
       byte = is_lines && draw(4) != 0 ? telling[draw(telling.size())] : static_cast<char>(draw(256));
     }
-    if (!is_lines && draw(8) == 0) changed.resize(draw(changed.size()));
+    if (is_sealed && draw(8) == 0) changed.resize(draw(changed.size()));
     if (changed == whole) continue;
-    open_and_run(changed, !is_lines, counts);
+    open_and_run(changed, is_sealed, counts);
   }
   std::printf("%d %d %d %d\n", counts.opened, counts.ran, counts.refused, counts.refused_calls);
   return 0;

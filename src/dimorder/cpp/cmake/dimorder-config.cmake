@@ -33,8 +33,9 @@ if(NOT TARGET dimorder::program AND (executorch_FOUND OR TARGET executorch))
   enable_language(C)
   add_library(
     dimorder_program STATIC EXCLUDE_FROM_ALL
-    "${_dimorder_root}/src/file.cpp" "${_dimorder_root}/src/program.cpp" "${_dimorder_root}/src/seal.cpp"
-    "${_dimorder_root}/src/tensor.cpp" "${_dimorder_root}/src/transpose.c")
+    "${_dimorder_root}/src/argument_checks.cpp" "${_dimorder_root}/src/delegate_checks.cpp"
+    "${_dimorder_root}/src/file.cpp" "${_dimorder_root}/src/program.cpp" "${_dimorder_root}/src/program_tables.cpp"
+    "${_dimorder_root}/src/seal.cpp" "${_dimorder_root}/src/tensor.cpp" "${_dimorder_root}/src/transpose.c")
   target_compile_features(dimorder_program PUBLIC cxx_std_17)
   set_target_properties(dimorder_program PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(dimorder_program PUBLIC dimorder_contract)

@@ -1,10 +1,12 @@
 // What is known of a .pte before it is run: whether it is whole, and the contract that it amounts to.
 #include "file.h"
 
+#include "delegate_checks.h"
 #include "seal.h"
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 namespace dimorder {
 namespace {
@@ -12,17 +14,47 @@ namespace {
 namespace et = ::executorch::runtime;
 using Info = et::DataLoader::SegmentInfo;
 
-uint64_t little_endian(const uint8_t* bytes, int count = 8) {
-  uint64_t number = 0;
-  for (int i = count - 1; i >= 0; i--) number = number << 8 | bytes[i];
-  return number;
+Finding missing_constant(const std::string& name) {
+  char text[1024];
+  dimorder_message found = {text, sizeof text, 0};
+  dimorder_puts(&found, "the constant ");
+  dimorder_put_quoted(&found, {name.data(), name.size()});
+  dimorder_puts(&found, ", which the file lacks");
+  return {text, std::string(kAgain) + "; a .ptd beside it is not read"};
+}
+
+/// Refuse a delegate of XNNPACK that is damaged or called with other arguments than tensors, and list the
+/// operators in it that give wrong numbers.
+Finding check_delegate(
+    const ProgramTables& program, const Plan& plan, size_t index,
+    const std::vector<std::pair<std::string_view, uint64_t>>& named_data, std::vector<Misread>* misread) {
+  const std::optional<DelegateBytes> bytes = program.delegate_bytes(plan.delegates[index]);
+  if (!bytes.has_value()) return inconsistent("a delegate that the file lacks");
+  XnnGraph graph(bytes->data, bytes->size);
+  std::optional<std::string> missing;
+  std::string why = graph.damage(named_data, &missing);
+  for (const Call& call : plan.calls) {
+    if (call.kind != tables::Instruction::kDelegateCall || static_cast<size_t>(call.index) != index) continue;
+    if (why.empty()) why = graph.check_arguments(plan, call.arguments);
+    if (!why.empty() || misread == nullptr) continue;
+    std::vector<const TensorTable*> tensors;
+    for (const int64_t argument : call.arguments) {
+      for (const int64_t tensor : plan.tensors_of(argument)) tensors.push_back(&*plan.value(tensor).tensor);
+    }
+    const std::vector<Misread> found = graph.misread(tensors);
+    misread->insert(misread->end(), found.begin(), found.end());
+    if (graph.is_damaged()) why = "a place that does not exist";
+  }
+  if (why.empty()) return missing.has_value() ? missing_constant(*missing) : Finding();
+  return {
+      "delegate " + std::to_string(index) + " (" + tables::kXnnpack + "): " + std::to_string(bytes->size) +
+          " bytes that cannot be read (" + why + ")",
+      kAgain};
 }
 
 bool is_digit(uint8_t byte) {
   return byte >= '0' && byte <= '9';
 }
-
-constexpr char kNoHeader[] = "no header that says where the segments begin";
 
 /// Why a tensor's own table is not what the contract promises; empty where it is.
 std::string difference(const et::TensorInfo& own, const dimorder_contract& contract, const dimorder_tensor& promised) {
@@ -81,6 +113,10 @@ Finding write_tensor(
 
 } // namespace
 
+Finding inconsistent(const std::string& why) {
+  return {"tables that contradict each other (" + why + ")", kAgain};
+}
+
 Finding check_file(const et::DataLoader& loader, bool with_seal) {
   const auto size = loader.size();
   if (!size.ok()) return {"a file that cannot be read", "give the path of a .pte file"};
@@ -94,13 +130,13 @@ Finding check_file(const et::DataLoader& loader, bool with_seal) {
   const auto* data = static_cast<const uint8_t*>(head->data());
   if (data[4] != 'E' || data[5] != 'T' || !is_digit(data[6]) || !is_digit(data[7])) return no_program;
   if (std::memcmp(data + 8, "eh00", 4) == 0) {
-    const bool has_segments = (little_endian(data + 8) >> 32) > 24; // an older ExecuTorch did not write their size
-    const uint64_t program = little_endian(data + 16), at = little_endian(data + 24);
-    const uint64_t segments = has_segments ? little_endian(data + 32) : 0;
+    const FlatBytes header{data, kHead};
+    const bool has_segments = header.number(12, 4) > 24; // an older ExecuTorch did not write their size
+    const uint64_t program = header.number(16, 8), at = header.number(24, 8);
+    const uint64_t segments = has_segments ? header.number(32, 8) : 0;
     const uint64_t end = segments > UINT64_MAX - at ? UINT64_MAX : at + segments;
     const uint64_t whole = std::max(program, end);
     if (bytes < whole) return {told + " of " + std::to_string(whole) + ": it is cut off", kAgain};
-    if (segments != 0 && at < program) return {kNoHeader, kAgain};
   }
   if (!with_seal) return {};
   const auto all = loader.load(0, bytes, Info(Info::Type::Program));
@@ -113,28 +149,34 @@ Finding check_file(const et::DataLoader& loader, bool with_seal) {
   return {"no checksum of dimorder's in it", "open it without check_seal, or lower it with dimorder"};
 }
 
-Finding check_segments(const et::DataLoader& loader) {
-  const auto size = loader.size();
-  if (!size.ok()) return {"a file that cannot be read", "give the path of a .pte file"};
-  const auto head = loader.load(0, std::min<size_t>(*size, 12), Info(Info::Type::Program));
-  if (!head.ok() || std::memcmp(static_cast<const uint8_t*>(head->data()) + 8, "eh00", 4) == 0) return {};
-  const auto all = loader.load(0, *size, Info(Info::Type::Program));
-  if (!all.ok()) return {"a file that cannot be read whole", "open it where there is more memory"};
-  const auto* data = static_cast<const uint8_t*>(all->data());
-  const auto number = [data](size_t at, int count) { return little_endian(data + at, count); };
-  const auto follow = [number](size_t at) { return at + number(at, 4); };
-  const auto field = [number](size_t table, size_t index) { // 0 where it is absent
-    const size_t vtable = table - static_cast<size_t>(static_cast<int32_t>(number(table, 4))), slot = 4 + 2 * index;
-    const size_t at = number(vtable, 2) > slot ? number(vtable + slot, 2) : 0;
-    return at == 0 ? 0 : table + at;
-  };
-  constexpr size_t kSegments = 4, kSize = 1; // fields of Program and of DataSegment
-  const size_t segments = field(follow(0), kSegments), first = segments == 0 ? 0 : follow(segments);
-  for (size_t i = 0; segments != 0 && i < number(first, 4); i++) {
-    const size_t bytes = field(follow(first + 4 + 4 * i), kSize);
-    if (bytes != 0 && number(bytes, 8) != 0) return {kNoHeader, kAgain};
+Finding check_tables(
+    const ProgramTables& program, const Plan& plan, bool is_foreign, std::vector<Misread>* misread) {
+  std::string why = check_arguments(plan);
+  if (why.empty()) why = check_constant_sizes(plan, program.constant_sizes());
+  if (why.empty() && !program.is_damaged()) *misread = misread_calls(plan);
+  const auto named_data = program.named_data();
+  for (size_t i = 0; why.empty() && i < plan.delegates.size() && !program.is_damaged(); i++) {
+    if (plan.delegates[i].id != tables::kXnnpack) continue;
+    if (Finding finding = check_delegate(program, plan, i, named_data, is_foreign ? misread : nullptr)) return finding;
+  }
+  if (why.empty() && program.is_damaged()) why = "a place that does not exist";
+  if (!why.empty()) return inconsistent(why);
+  for (const Value& value : plan.values) {
+    if (value.tensor.has_value() && value.tensor->is_external) return missing_constant(value.tensor->name);
   }
   return {};
+}
+
+Finding describe_misread(const std::vector<Misread>& calls) {
+  if (calls.empty()) return {};
+  const size_t others = calls.size() - 1;
+  const std::string more = others == 0 ? "" : " (and " + std::to_string(others) + " more such calls)";
+  return {
+      "it calls " + calls[0].kernel + " in " + orders_in_words(calls[0]) + more +
+          ": that kernel returns wrong numbers, silently",
+      "lower it again with canonicalize(program), and with transform_passes=[legalize] or "
+      "partitioner=[guarded(XnnpackPartitioner(), XNNPACK)], all of dimorder.executorch; "
+      "`dimorder check` lists every such call"};
 }
 
 Finding write_foreign_contract(et::Method& method, std::string* lines) {

@@ -250,7 +250,8 @@ struct Program::State {
   }
 
   Error open();
-  Error read_contract();
+  Error read_contract(const ProgramTables& tables);
+  Error check_method(const ProgramTables& tables);
   Error refuse_methods(std::vector<std::string> methods);
   Error load_method();
   Error make_tensors();
@@ -269,13 +270,15 @@ Error Program::State::open() {
   auto opened = et::Program::load(loader.get(), et::Program::Verification::InternalConsistency);
   if (!opened.ok()) return damaged({std::string("ExecuTorch: ") + et::to_string(opened.error()), kAgain});
   program.emplace(std::move(*opened));
-  if (const Finding finding = check_segments(*loader)) return damaged(finding);
-  Error error = read_contract();
+  ProgramTables tables;
+  if (const std::string why = tables.open(*loader); !why.empty()) return damaged(inconsistent(why));
+  Error error = read_contract(tables);
+  if (error == Error::Ok) error = check_method(tables);
   if (error == Error::Ok) error = load_method();
   return error != Error::Ok ? error : make_tensors();
 }
 
-Error Program::State::read_contract() {
+Error Program::State::read_contract(const ProgramTables& tables) {
   std::vector<std::string> methods;
   for (size_t i = 0; i < program->num_methods(); i++) {
     const auto method = program->get_method_name(i);
@@ -288,15 +291,20 @@ Error Program::State::read_contract() {
     return has("dimorder_contract") ? damaged({"a contract without the lines that C++ reads", "lower it again with this dimorder"})
                     : Error::Ok;
   }
-  Loaded constant;
-  Error error = constant.load(*program, DIMORDER_LINES_METHOD, false);
-  if (error == Error::Ok) error = constant.method->execute();
-  if (error != Error::Ok || constant.method->outputs_size() != 1 || !constant.method->get_output(0).isString()) {
-    return damaged({"a contract that cannot be read", kAgain});
-  }
-  const auto text_of_contract = constant.method->get_output(0).toString();
-  lines.assign(text_of_contract.data(), text_of_contract.size());
+  const std::optional<std::string> text_of_contract = tables.constant_text(DIMORDER_LINES_METHOD);
+  if (!text_of_contract.has_value()) return damaged({"a contract that cannot be read", kAgain});
+  lines = *text_of_contract;
   return Error::Ok;
+}
+
+/// Refuse a method that would end the process, or give wrong numbers for any inputs.
+Error Program::State::check_method(const ProgramTables& tables) {
+  const std::optional<Plan> plan = tables.plan(kMethod);
+  if (!plan.has_value()) return damaged(inconsistent("a method without a name"));
+  std::vector<Misread> misread;
+  if (const Finding finding = check_tables(tables, *plan, !has_contract, &misread)) return damaged(finding);
+  const Finding finding = describe_misread(misread);
+  return finding ? fail(Error::NotSupported, "loading ", finding.found, finding.fix.c_str()) : Error::Ok;
 }
 
 /// Refuse a program without the method that run() calls, and name the ones that it has.
@@ -320,9 +328,6 @@ Error Program::State::load_method() {
   if (error == Error::Ok) return error;
   loaded.reset(); // half a method is not run
   const std::string found = std::string("ExecuTorch: ") + et::to_string(error);
-  if (error == Error::InvalidState) { // of Method::init: "external_data_map is null"
-    return damaged({"a constant, which the file lacks", std::string(kAgain) + "; a .ptd beside it is not read"});
-  }
   if (!is_lack(error)) {
     return damaged({found + ": a part that is damaged, or that is for another version or processor", kAgain});
   }

@@ -119,8 +119,9 @@ class Program {
   /// Open a .pte and read its contract, or, of another tool's file, what its own tensor table amounts to.
   ///
   /// Error::AccessFailed where there is no such file, InvalidProgram for one that is damaged or whose contract is
-  /// not that of its tensors, NotSupported for one without a method `forward`, OperatorMissing or NotFound for an
-  /// operator or a backend that is not linked; else what ExecuTorch says.
+  /// not that of its tensors, NotSupported for one without a method `forward` or with kernels that are known to give
+  /// wrong numbers, OperatorMissing or NotFound for an operator or a backend that is not linked; else what
+  /// ExecuTorch says.
   Error open(const char* path, const Options& options = {});
 
   /// The same from any loader, which the program owns; `name` stands in messages.
