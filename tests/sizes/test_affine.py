@@ -66,3 +66,11 @@ def test_a_fixed_number_less_a_size_is_likelier_than_a_product() -> None:
     windows, remainders, others = (8, 12, 16, 16), (2, 1, 0, 3), (4, 4, 5, 0)
     found = fit_formula((8, 4, 0, 0), [windows, remainders, others])
     assert found == Formula(-1, (0,), 16)
+
+
+def test_a_product_is_likelier_than_a_line_through_two_values() -> None:
+    remainder, batch, depth = (0, 1, 1), (5, 3, 2), (4, 2, 3)
+    product = Formula(1, (1, 2), 0)
+    assert fit_formula((20, 6, 6), [remainder, batch, depth]) == product
+    assert fit_formula((20, 6, 6), [remainder]) == Formula(-14, (0,), 20)
+    assert fit_formula((0, 6, 6), [remainder, batch, depth]) == Formula(6, (0,), 0)

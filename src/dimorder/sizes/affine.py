@@ -109,7 +109,8 @@ def fit_formulas(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Itera
 
     A single size is tried first, then an affine function of one size, then a fixed number less a multiple of
     one. A multiple of a product of two sizes follows, and one less than such a product, by which variances
-    divide. A fraction of one size, or of such a product, is last.
+    divide. A fraction of one size, or of such a product, is next. Affine functions that two values of a size
+    give are last.
 
     Args:
         values: the number's value at each point.
@@ -122,11 +123,7 @@ def fit_formulas(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Itera
     for place in places:
         if tuple(sizes[place]) == tuple(values):
             yield Formula(1, (place,), 0)
-    for increases, place in itertools.product((True, False), places):
-        line = _line(values, sizes[place])
-        is_meant = line is not None and line.is_whole and (line.factor > 0) is increases
-        if line is not None and is_meant and is_affine(values, sizes[place]):
-            yield Formula(int(line.factor), (place,), int(line.offset))
+    yield from _lines(values, sizes, is_confirmed=True)
     for one, other in itertools.combinations_with_replacement(places, 2):
         found = fit_affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
         is_one_less = found is not None and found.factor == 1 and found.offset == -1
@@ -140,6 +137,22 @@ def fit_formulas(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Itera
         if len(parts) == 1:
             (part,) = parts
             yield Formula(part.numerator, of, 0, part.denominator)
+    yield from _lines(values, sizes, is_confirmed=False)
+
+
+def _lines(values: Sequence[int], sizes: Sequence[Sequence[int]], *, is_confirmed: bool) -> Iterator[Formula]:
+    """Yield the whole affine functions of one size that give the values, increasing ones first.
+
+    A line goes through any values of a size that has two values at the points, as a remainder has. So a third
+    one confirms a line. A second one confirms a multiple.
+    """
+    for increases, place in itertools.product((True, False), range(len(sizes))):
+        line = _line(values, sizes[place])
+        if line is None or not line.is_whole or (line.factor > 0) is not increases:
+            continue
+        confirmed = line.offset == 0 or len(set(sizes[place])) > 2
+        if confirmed is is_confirmed and is_affine(values, sizes[place]):
+            yield Formula(int(line.factor), (place,), int(line.offset))
 
 
 def fit_formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
