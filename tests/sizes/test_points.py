@@ -169,6 +169,31 @@ def test_a_range_without_enough_points_is_named() -> None:
         dimorder.lower(Deeper(), (torch.randn(2, 3, 40, 48),), target="xnnpack", dynamic_shapes=dims)
 
 
+class Pyramid(nn.Module):
+    """Returns maps of six strides of 2. No point is larger than the ranges, as the table is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = itertools.pairwise([3, 5, 4, 6, 7, 8, 9])
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, 2, padding=1) for a, b in pairs)
+        self.register_buffer("table", torch.randn(150, 150))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = [x + self.table[: x.shape[2], : x.shape[3]]]
+        for conv in self.convs:
+            maps.append(conv(maps[-1]))
+        return maps
+
+
+def test_of_few_points_those_come_first_at_which_no_size_passes_for_a_constant() -> None:
+    dims = ({2: Dim("H", min=64, max=150), 3: Dim("W", min=64, max=150)},)
+    program = export_symbolic(Pyramid(), (torch.randn(1, 3, 75, 91),), None, dims)
+    assert program is not None
+    points = specialization_points(program)
+    for name in ("H", "W"):
+        assert len({(point[name] - 1) // 64 for point in points}) == 2
+
+
 class WholePatches(nn.Module):
     """Resizes to whole patches, whose size it computes with `int`, as Depth Anything does."""
 

@@ -247,7 +247,7 @@ class _Chooser:
         return found
 
     def _extend(
-        self, found: list[Point], others: Sequence[Point], count: Callable[[Sequence[Point]], int]
+        self, found: list[Point], others: Sequence[Point], count: Callable[[Sequence[Point]], Any]
     ) -> None:
         """Add those of the other points that increase a count most, one at a time."""
         wanted = count([*found, *others])
@@ -289,9 +289,13 @@ class _Chooser:
         """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
         return not self.count_unfit(point) and are_apart([point])
 
-    def _count_apart(self, points: Sequence[Point]) -> int:
-        """Return how many of the sizes and numbers differ between the points, and from one another."""
-        return len(self._varying(points))
+    def _count_apart(self, points: Sequence[Point]) -> tuple[int, int]:
+        """Return how many of the sizes and numbers differ between the points, and how many from one another.
+
+        The first is more: a size that is the same at all points is taken for a constant.
+        """
+        varying = self._varying(points)
+        return len(varying), len(set(varying))
 
     def _count_slopes(self, points: Sequence[Point]) -> int:
         """Return how many of them are no affine functions of one another, such as H // 2 and H // 4."""
@@ -303,7 +307,7 @@ class _Chooser:
         return len(values) - len(set(values))
 
     def _varying(self, points: Sequence[Point]) -> list[tuple[int, ...]]:
-        values = {tuple(self.program.size_at(s, point) for point in points) for s in self._sizes_and_numbers}
+        values = [tuple(self.program.size_at(s, point) for point in points) for s in self._sizes_and_numbers]
         return [each for each in values if len(set(each)) > 1]
 
     @property
