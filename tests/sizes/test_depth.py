@@ -1,4 +1,4 @@
-"""Test transposed 3-D convolutions whose depth is dynamic, on target xnnpack: it has 2-D ones alone."""
+"""Test 3-D convolutions whose depth is dynamic, on target xnnpack: it has 2-D ones alone."""
 
 from __future__ import annotations
 
@@ -35,6 +35,35 @@ def test_the_planes_of_all_taps_are_added_in_one_delegate(kernel: Any, options: 
     assert lowered.artifact.delegates == 1
     for depth in (1, 2, 9):
         assert max(errors(lowered, module, torch.randn(2, 4, depth, 5, 7))) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        (3, {"padding": 1}),
+        ((3, 2, 1), {"stride": (2, 1, 2), "padding": (1, 0, 0), "groups": 2}),
+        ((2, 3, 1), {"dilation": (2, 1, 1), "bias": False}),
+        ((3, 1, 1), {"groups": 4, "padding": (2, 0, 0)}),
+        ((1, 3, 3), {"stride": (2, 1, 1)}),
+    ],
+)
+def test_one_convolution_reads_the_planes_of_all_taps_as_channels(
+    kernel: Any, options: dict[str, Any]
+) -> None:
+    module = nn.Conv3d(4, 8, kernel, **options).eval()
+    dims = {2: Dim("D", min=3, max=9)}
+    lowered = dimorder.lower(module, (torch.randn(2, 4, 5, 6, 7),), target="xnnpack", dynamic_shapes=(dims,))
+    assert lowered.artifact.delegates == 1
+    for depth in (3, 4, 9):
+        assert max(errors(lowered, module, torch.randn(2, 4, depth, 6, 7))) <= 1e-5
+
+
+def test_batch_depth_height_and_width_are_dynamic_together() -> None:
+    module = nn.Conv3d(2, 5, (3, 2, 1), 2, padding=1).eval()
+    dims = {0: Dim("N", min=1, max=7), 2: DEPTH, 3: HEIGHT, 4: Dim("W", min=3, max=9)}
+    lowered = dimorder.lower(module, (torch.randn(2, 2, 5, 7, 6),), target="xnnpack", dynamic_shapes=(dims,))
+    for shape in ((7, 2, 9, 9, 9), (1, 2, 1, 2, 3), (5, 2, 8, 3, 4)):
+        assert max(errors(lowered, module, torch.randn(shape))) <= 1e-5
 
 
 def test_views_of_two_dynamic_sizes_run_outside() -> None:

@@ -16,6 +16,8 @@ from dimorder.ops.convolution_kernels import (
     SUMMED,
     Convolution,
     depth_by_taps,
+    depth_in_channels,
+    has_dynamic_depth,
     has_phases,
     has_quantized_phases,
     is_deep,
@@ -164,6 +166,13 @@ OPERATORS = (
                 depth_by_taps,
                 (OPS.conv2d_nhwc.default, *SUMMED, aten.constant_pad_nd.default),
                 is_deep,
+            ),
+            Implementation(
+                "depth in channels",
+                _FORM,
+                depth_in_channels,
+                (OPS.conv2d_nhwc.default, aten._to_copy.default),
+                has_dynamic_depth,
             ),
             Implementation(
                 "transposed depth tap by tap",

@@ -168,6 +168,33 @@ def depth_by_taps(c: Call) -> None:
     c.give(c.b.call(aten.view.default, total, [batch, depth, *plane]), conv.dims)
 
 
+def depth_in_channels(c: Call) -> None:
+    """Lower a 3-D convolution to one 2-D convolution that reads what all depth taps read as channels.
+
+    A depthwise convolution of 0 and 1 puts them there. Unlike slices, it takes any dynamic depth.
+    """
+    conv = Convolution.of(c)
+    batch, depth, *plane = (c.size(0, group) for group in conv.dims)
+    new_depth, taps = c.size(c.result, conv.dims[1]), conv.weight.shape[1]
+    channels = plane[-1]
+    x = c.b.call(aten.view.default, c.take(0, conv.dims), [batch, depth, math.prod(plane[:-1]), channels])
+    along: dict[str, Any] = {
+        "weight": torch.eye(taps, dtype=conv.weight.dtype)
+        .reshape(taps, taps, 1, 1)
+        .repeat(channels, 1, 1, 1),
+        "bias": None,
+        "stride": [conv.stride[0], 1],
+        "padding": [conv.padding[0], 0],
+        "dilation": [conv.dilation[0], 1],
+    }
+    x = conv.write(c, x, groups=channels, **along)
+    images = c.b.call(aten.view.default, x, [batch * new_depth, *plane[:-1], channels * taps])
+    weight = conv.weight.movedim(1, -1).flatten(-2)  # of (O, kernel…, I / groups · taps)
+    y = conv.plane(0, conv.bias).write(c, images, weight=weight)
+    _, *rest = (c.size(c.result, group) for group in conv.dims)
+    c.give(c.b.call(aten.view.default, y, [batch, *rest]), conv.dims)
+
+
 def transposed_depth_by_taps(c: Call) -> None:
     """Lower a 3-D transposed convolution to one 2-D transposed convolution per depth tap.
 
@@ -319,6 +346,11 @@ def _splits_into_phases(node: torch.fx.Node) -> bool:
 def is_deep(node: torch.fx.Node) -> bool:
     """Return whether a call is a 3-D convolution that is not transposed."""
     return len(shape_of(node)) == 5 and not args_of(node)[6]
+
+
+def has_dynamic_depth(node: torch.fx.Node) -> bool:
+    """Return whether a call is a 3-D convolution that is not transposed, of a dynamic depth."""
+    return is_deep(node) and 2 in dynamic_dims(node)
 
 
 def is_deep_transposed(node: torch.fx.Node) -> bool:

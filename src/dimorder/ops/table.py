@@ -91,6 +91,7 @@ BY_MATMUL = frozenset(f"{name}/by matmul" for name in resize.RESIZED_BY_MATMUL)
 IN_SIMPLER = BY_MATMUL | {
     "aten.convolution/without outer taps",
     "aten.convolution/depth tap by tap",
+    "aten.convolution/depth in channels",
     "aten.convolution/transposed depth tap by tap",
     "aten.max_pool2d/tap by tap",
     "aten.max_pool3d/tap by tap",
