@@ -66,6 +66,19 @@ def test_batch_depth_height_and_width_are_dynamic_together() -> None:
         assert max(errors(lowered, module, torch.randn(shape))) <= 1e-5
 
 
+def test_a_batch_joins_depths_that_are_computed() -> None:
+    """At three points, the batch times a depth was constant."""
+    strides = [(1, 2, 2), 2, 2]
+    convs = [nn.Conv3d(i, i + 1, 3, stride, 1) for i, stride in enumerate(strides, 3)]
+    module = nn.Sequential(*convs, nn.AdaptiveAvgPool3d(1)).eval()
+    dims = {0: Dim("N", min=1, max=4), 2: Dim("D", min=4, max=12)}
+    lowered = dimorder.lower(
+        module, (torch.randn(1, 3, 8, 24, 40),), target="xnnpack", dynamic_shapes=(dims,)
+    )
+    for batch, depth in ((1, 12), (4, 4), (3, 7)):
+        assert max(errors(lowered, module, torch.randn(batch, 3, depth, 24, 40))) <= 1e-5
+
+
 def test_views_of_two_dynamic_sizes_run_outside() -> None:
     module = nn.ConvTranspose3d(4, 6, 3, stride=3, bias=False).eval()
     shapes = ({2: DEPTH, 3: HEIGHT},)

@@ -194,6 +194,19 @@ def test_of_few_points_those_come_first_at_which_no_size_passes_for_a_constant()
         assert len({(point[name] - 1) // 64 for point in points}) == 2
 
 
+@pytest.mark.parametrize("most", [5, 8])
+def test_a_volume_of_three_dynamic_sizes_is_no_constant(most: int) -> None:
+    module = nn.Sequential(nn.Conv3d(2, 6, 1), nn.InstanceNorm3d(6)).eval()
+    dims = {d: 4 * Dim(name, min=3, max=most) for d, name in enumerate("DHW", 2)}
+    example = torch.randn(1, 2, 12, 16, 20)
+    program = export_symbolic(module, (example,), None, (dims,))
+    assert program is not None
+    assert len({math.prod(point.values()) for point in specialization_points(program)}) > 1
+    lowered = dimorder.lower(module, (example,), target="xnnpack", dynamic_shapes=(dims,))
+    for depth, height, width in ((12, 16, 12), (20, 20, 20), (16, 20, 12)):
+        assert max(errors(lowered, module, torch.randn(1, 2, depth, height, width))) <= 1e-5
+
+
 class WholePatches(nn.Module):
     """Resizes to whole patches, whose size it computes with `int`, as Depth Anything does."""
 

@@ -35,6 +35,23 @@ def test_a_formula_that_holds_at_the_points_alone_is_none_of_the_size() -> None:
     assert table.fit((9, 12, 6), [BATCHES, HEIGHTS]) == Formula(3, (0,), 0)
 
 
+class Quarter(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, ::4].relu()
+
+
+def test_dimensions_that_a_view_may_join_are_known_by_their_product() -> None:
+    dims = ({0: Dim("N", min=1, max=9), 1: Dim("T", min=4, max=40)},)
+    program = export_symbolic(Quarter(), (torch.randn(3, 11),), None, dims)
+    assert program is not None
+    batches, quarters = (3, 5, 7, 7), (3, 4, 6, 6)
+    points = [{"N": n, "T": t} for n, t in zip(batches, (11, 13, 22, 23), strict=True)]
+    table, joined = program.table(points), (9, 20, 42, 42)
+    assert table.size(joined) == 3 * 3  # the sizes of the example
+    # It is not 11 * (T // 4) - 24.
+    assert table.fit(joined, [quarters, batches]) == Formula(1, (0, 1), 0)
+
+
 class Windows(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.shape[2]

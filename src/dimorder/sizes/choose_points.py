@@ -237,13 +237,15 @@ class _Chooser:
         """
         symbols = self.searched.symbols
         found, steps = list(points), _NEAR if len(symbols) < _MANY else _NEAR[:3]
-        around = zip(symbols, self._around(points[-1], steps), strict=True)
-        sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in around]
-        near = [point for point in self._among(sizes) if self._is_general(point)]
+        each = zip(symbols, self._around(points[-1], steps), strict=True)
+        sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in each]
+        around = [point for point in self._among(sizes) if not self.count_unfit(point)]
+        near = [point for point in around if are_apart([point])]
         self._extend(found, near, self._count_apart)
         most = max(map(self._count_alike, found))  # calls that are alike at one point alone become one there
         primes = [each for each in near if self._is_prime(each) and self._count_alike(each) <= most]
         self._extend(found, primes, self._count_slopes)
+        self._extend(found, around, self._count_volumes)  # three sizes of three values each need equal ones
         return found
 
     def _extend(
@@ -285,10 +287,6 @@ class _Chooser:
     def _roots(self, point: Point) -> list[int]:
         return [point[symbol.name] // symbol.step for symbol in self.searched.symbols]
 
-    def _is_general(self, point: Point) -> bool:
-        """Return whether no size is 1 or less at a point, and no two dynamic sizes are equal."""
-        return not self.count_unfit(point) and are_apart([point])
-
     def _count_apart(self, points: Sequence[Point]) -> tuple[int, int]:
         """Return how many of the sizes and numbers differ between the points, and how many from one another.
 
@@ -300,6 +298,12 @@ class _Chooser:
     def _count_slopes(self, points: Sequence[Point]) -> int:
         """Return how many of them are no affine functions of one another, such as H // 2 and H // 4."""
         return len(set(map(slope, self._varying(points))))
+
+    def _count_volumes(self, points: Sequence[Point]) -> int:
+        """Return how many products of a value's sizes differ between the points."""
+        size_at, volumes = self.program.size_at, self.program.volumes
+        values = ({math.prod(size_at(n, point) for n in each) for point in points} for each in volumes)
+        return sum(len(each) > 1 for each in values)
 
     def _count_alike(self, point: Point) -> int:
         """Return how many of the sizes and numbers are equal to another one at a point."""

@@ -45,9 +45,10 @@ def find_three(
 
 
 def products_are_apart(points: Sequence[Mapping[str, int]]) -> bool:
-    """Return whether no product of two dynamic sizes is in line with one of the sizes."""
+    """Return whether no product of dynamic sizes is fixed, as D * H * W may be, or in line with a size."""
     columns = [[point[name] for point in points] for name in points[0]]
-    products = ([a * b for a, b in zip(*pair, strict=True)] for pair in itertools.combinations(columns, 2))
+    chosen = (itertools.combinations(columns, count) for count in range(2, len(columns) + 1))
+    products = ([*map(math.prod, zip(*each, strict=True))] for each in itertools.chain(*chosen))
     pairs = itertools.product(products, columns)
     return len(points) < 3 or not any(itertools.starmap(are_in_line, pairs))
 

@@ -44,11 +44,13 @@ class SizeTable:
         known: The sizes, by their values at the points.
         mode: The mode that makes tensors of such sizes without data.
         ranges: The ranges of the symbols, as an exported program has them.
+        volumes: The products of sizes of one value, likewise. A view may join these dimensions.
     """
 
     known: Mapping[tuple[int, ...], SymInt]
     mode: FakeTensorMode
     ranges: Mapping[Any, Any]
+    volumes: Mapping[tuple[int, ...], SymInt] = field(default_factory=dict)
     _tensors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -60,14 +62,19 @@ class SizeTable:
         """Return the size with these values at the points; None if no size of the network explains it."""
         if len(set(values)) == 1:
             return values[0]
-        if tuple(values) in self.known:
-            return self.known[tuple(values)]
+        known = self._known(values)
+        if known is not None:
+            return known
         for formula in fit_formulas(values, list(self.known)):
             size: SymInt = formula(list(self.known.values()))
             hint = size.node.hint
             if hint is None or hint >= 0:  # else it is the size at these points alone
                 return size
         return self._difference(values)
+
+    def _known(self, values: Sequence[int]) -> SymInt | None:
+        found = self.known.get(tuple(values))
+        return self.volumes.get(tuple(values)) if found is None else found
 
     def _difference(self, values: Sequence[int]) -> SymInt | None:
         """Return the difference of two sizes that has these values at the points, or None."""
@@ -138,7 +145,7 @@ class SizeTable:
 
         A formula that holds at the points alone is not returned, if the table knows what the size is.
         """
-        size = self.known.get(tuple(values))
+        size = self._known(values)
         if size is None:
             return fit_formula(values, others)
         known = {
@@ -146,12 +153,12 @@ class SizeTable:
         }
         symbols = size.node.expr.free_symbols
         places = [place for place, each in known.items() if each.node.expr.free_symbols <= symbols]
-        formula = fit_formula(values, [others[place] for place in places])
-        if formula is None:
-            return None
-        formula = replace(formula, of=tuple(places[place] for place in formula.of))
-        other = formula(known)
-        return formula if isinstance(other, SymInt) and self._are_equal(size, other) else None
+        for found in fit_formulas(values, [others[place] for place in places]):
+            formula = replace(found, of=tuple(places[place] for place in found.of))
+            other = formula(known)
+            if isinstance(other, SymInt) and self._are_equal(size, other):
+                return formula
+        return None
 
     def quotient(self, values: Sequence[int], others: Sequence[Sequence[int]]) -> Formula | None:
         """Return how a size is computed from other sizes, as `fit_quotient` does.

@@ -6,6 +6,8 @@ on programs of fixed sizes that are made from it, at a few *points*: a size for 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +23,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from dimorder.capture.claims import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.nodes import tensors_in
 from dimorder.graph.prediction import fake_mode_of
 from dimorder.sizes.affine import is_affine
 from dimorder.sizes.numbers import numbers_of, sizes_in
@@ -150,9 +153,13 @@ class SymbolicProgram:
         known = dict[tuple[int, ...], Any]()
         for size in (*self.sizes, *self.numbers):
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
+        volumes: dict[tuple[int, ...], Any] = {
+            tuple(math.prod(self._shape(each, point)) for point in points): math.prod(each)
+            for each in self.volumes
+        }
         mode = fake_mode_of(self.exported)
         assert mode is not None, "symbols are of a mode"
-        return SizeTable(known, mode, self.limits)
+        return SizeTable(known, mode, self.limits, volumes)
 
     @property
     def limits(self) -> dict[sympy.Symbol, ValueRanges[Any]]:
@@ -198,6 +205,18 @@ class SymbolicProgram:
         return list(
             {str(size): size for size in sizes_in(self.exported) if not isinstance(size, int)}.values()
         )
+
+    @cached_property
+    def volumes(self) -> list[tuple[Any, ...]]:
+        """Return the dynamic sizes of each choice of a value's dimensions.
+
+        Views join such dimensions, and means count their elements.
+        """
+        values = itertools.chain(*(tensors_in(n.meta.get("val")) for n in self.exported.graph.nodes))
+        dynamic = ([n for n in value.shape if not isinstance(n, int)] for value in values)
+        known = {tuple(map(str, own)): own for own in dynamic}.values()
+        chosen = (itertools.combinations(own, n) for own in known for n in range(2, len(own) + 1))
+        return list({tuple(map(str, each)): each for each in itertools.chain(*chosen)}.values())
 
     @cached_property
     def factors(self) -> list[Any]:
