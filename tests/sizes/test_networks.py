@@ -153,3 +153,17 @@ def test_so_may_pictures_that_shifted_windows_cut(target: str, heads: list[int])
     lowered = dimorder.lower(module, (example,), dynamic_shapes=dims, target=target)
     for rows, columns in ((5, 14), (14, 5), (9, 8), (7, 7)):
         assert max(errors(lowered, module, torch.randn(1, 3, rows * step, columns * step))) <= 1e-4
+
+
+@pytest.mark.slow
+def test_so_may_pictures_of_two_or_three_windows_in_the_deepest_of_four_stages() -> None:
+    zoo.load_torchvision()
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    torch.manual_seed(0)
+    module = SwinTransformer([4, 4], 12, [1, 1, 1, 2], [1, 2, 2, 2], [7, 7]).eval()
+    dims = ({2: 32 * Dim("h", min=8, max=20), 3: 32 * Dim("w", min=8, max=20)},)
+    example = torch.randn(1, 3, 256, 320)
+    lowered = dimorder.lower(module, (example,), dynamic_shapes=dims, target="xnnpack")
+    for rows, columns in ((8, 20), (20, 8), (14, 15), (9, 9)):
+        assert max(errors(lowered, module, torch.randn(1, 3, rows * 32, columns * 32))) <= 1e-4

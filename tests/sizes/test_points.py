@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import UnsupportedError
-from dimorder.sizes.choose_points import specialization_points
+from dimorder.sizes.choose_points import are_enough, specialization_points
 from dimorder.sizes.export_symbolic import export_symbolic
 from dimorder.sizes.points_apart import are_in_line
 from tests.marks import require_runtime
@@ -264,3 +264,26 @@ def test_a_size_that_a_view_cuts_from_a_product_is_above_one() -> None:
     lowered = dimorder.lower(Folded(), (torch.randn(1, 3, 3, 4),), dynamic_shapes=dims)
     for size in ((2, 5), (3, 2), (6, 6)):
         assert max(errors(lowered, Folded(), torch.randn(1, 3, *size))) <= 1e-5
+
+
+class PaddedWindows(nn.Module):
+    """Cuts maps of strides 16 and 32 into windows of 7 by 7 that it pads, and joins them again, as Swin does."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = []
+        for stride in (16, 32):
+            y = F.avg_pool2d(x, stride).permute(0, 2, 3, 1)
+            y = F.pad(y, (0, 0, 0, -y.shape[2] % 7, 0, -y.shape[1] % 7))
+            rows, columns = y.shape[1] // 7, y.shape[2] // 7
+            windows = y.view(1, rows, 7, columns, 7, 3).permute(0, 1, 3, 2, 4, 5).reshape(rows * columns, 49, 3)
+            joined = windows.softmax(1).view(1, rows, columns, 7, 7, 3).permute(0, 1, 3, 2, 4, 5)
+            maps.append(joined.reshape(y.shape)[:, : x.shape[2] // stride, : x.shape[3] // stride])
+        return maps
+
+
+def test_windows_that_are_joined_again_are_as_wide_as_before() -> None:
+    dims = {d: 32 * Dim(name, min=8, max=20) for d, name in enumerate("HW", 2)}
+    program = export_symbolic(PaddedWindows(), (torch.randn(1, 3, 256, 320),), None, (dims,))
+    assert program is not None
+    points = specialization_points(program)
+    assert are_enough(program, points), points

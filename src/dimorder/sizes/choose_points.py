@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,7 @@ _MAX_POINTS = 3  # two determine an affine function of a size, the third confirm
 _MOST_POINTS = 6  # with those that distinguish remainders
 _NEAR = (0, -1, 1, -2, 2, -4, 4, -8, 8)  # steps between a point and others, which change remainders
 _FAR = (*range(3, 33), *(2**power for power in range(6, 32)))  # the same, where points nearby are all alike
+_SOME = 8  # sizes of a range at which others are compared
 _MANY = 5  # beside so many dynamic sizes, points are sought in fewer steps
 _DIVISIONS = (FloorDiv, Mod, PythonMod)
 
@@ -191,10 +192,28 @@ class _Chooser:
             return True
         found: dict[tuple[int, ...], list[Symbol]] = {}
         for size in sizes:
-            own, column = self.program.symbols_in(size), [self.program.value(size, p) for p in points]
+            own, column = self._changed_by(size), [self.program.value(size, p) for p in points]
             if found.setdefault(slope(column), own) != own:
                 return False
         return True
+
+    def _changed_by(self, size: Any) -> list[Symbol]:
+        """Return the dynamic sizes that change a size. It may name others too, as `W * (4 * H // (2 * H))`."""
+        if size not in self._changing:
+            named = self.program.symbols_in(size)
+            self._changing[size] = [symbol for symbol in named if self._is_changed_by(size, symbol)]
+        return self._changing[size]
+
+    def _is_changed_by(self, size: Any, symbol: Symbol) -> bool:
+        """Return whether some sizes of a range change a size, where the others are at their ends."""
+        known = sizes_of(symbol)
+        some = {*known[:: max(1, len(known) // _SOME)], known[-1]}
+        value, ends = self.program.value, (self.program.corners[0], self.program.corners[-1])
+        return any(len({value(size, {**end, symbol.name: each}) for each in some}) > 1 for end in ends)
+
+    @cached_property
+    def _changing(self) -> dict[Any, list[Symbol]]:
+        return {}
 
     def _is_above_one(self, symbol: Symbol, size: int) -> bool:
         """Return whether no size is 1, as deep layers have it of small images. Others are the largest."""
@@ -237,8 +256,10 @@ class _Chooser:
         """
         symbols = self.searched.symbols
         found, steps = list(points), _NEAR if len(symbols) < _MANY else _NEAR[:3]
-        each = zip(symbols, self._around(points[-1], steps), strict=True)
-        sizes = [[*sizes, *self._farther(symbol, found)] for symbol, sizes in each]
+        each = zip(symbols, *(self._around(point, steps) for point in (points[-1], points[0])), strict=True)
+        sizes = [
+            dict.fromkeys([*last, *first, *self._farther(symbol, found)]) for symbol, last, first in each
+        ]
         around = [point for point in self._among(sizes) if not self.count_unfit(point)]
         near = [point for point in around if are_apart([point])]
         self._extend(found, near, self._count_apart)
@@ -263,7 +284,7 @@ class _Chooser:
         """Return the sizes that are some steps away from those of a point."""
         return [[point[s.name] + s.step * step for step in steps] for s in self.searched.symbols]
 
-    def _among(self, sizes: Sequence[Sequence[int]]) -> list[Point]:
+    def _among(self, sizes: Sequence[Iterable[int]]) -> list[Point]:
         """Return the points of these sizes that are in the ranges, and the corners."""
         symbols = self.searched.symbols
         points = (*points_of(symbols, sizes), *self.searched.corners)
