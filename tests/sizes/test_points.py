@@ -275,7 +275,9 @@ class PaddedWindows(nn.Module):
             y = F.avg_pool2d(x, stride).permute(0, 2, 3, 1)
             y = F.pad(y, (0, 0, 0, -y.shape[2] % 7, 0, -y.shape[1] % 7))
             rows, columns = y.shape[1] // 7, y.shape[2] // 7
-            windows = y.view(1, rows, 7, columns, 7, 3).permute(0, 1, 3, 2, 4, 5).reshape(rows * columns, 49, 3)
+            windows = (
+                y.view(1, rows, 7, columns, 7, 3).permute(0, 1, 3, 2, 4, 5).reshape(rows * columns, 49, 3)
+            )
             joined = windows.softmax(1).view(1, rows, columns, 7, 7, 3).permute(0, 1, 3, 2, 4, 5)
             maps.append(joined.reshape(y.shape)[:, : x.shape[2] // stride, : x.shape[3] // stride])
         return maps
