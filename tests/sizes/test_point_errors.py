@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dimorder.errors import ExportError, UnsupportedError, VerificationError
-from dimorder.graph.exported import replace_parts
+from dimorder.graph.construct import replace_parts
 from dimorder.sizes.export_symbolic import export_symbolic
 from dimorder.sizes.point_errors import explained_at, explained_by_points
 

@@ -267,7 +267,7 @@ def test_a_size_that_a_view_cuts_from_a_product_is_above_one() -> None:
 
 
 class PaddedWindows(nn.Module):
-    """Cuts maps of strides 16 and 32 into windows of 7 by 7 that it pads, and joins them again, as Swin does."""
+    """Cuts padded maps of strides 16 and 32 into windows of 7 by 7, and joins these again, as Swin does."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         maps = []

@@ -20,7 +20,8 @@ from torch.fx import Node
 from torch.utils._sympy.functions import PythonMod
 
 from dimorder.capture.claims import holds
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import UNEVEN, VALUE, args_of, replace_named, set_meta
 from dimorder.graph.prediction import computed_before
 from dimorder.graph.tracing import quotient

@@ -17,7 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import bound, call_before, copy_meta, replace_named, replace_node
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized

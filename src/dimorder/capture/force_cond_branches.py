@@ -12,7 +12,8 @@ from torch.fx import Graph, Node
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import COND, Branches
-from dimorder.graph.exported import add_constants, copy_graph, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import add_constants, copy_graph
 from dimorder.graph.nodes import EXPORTED, args_of, call_before, copy_meta, graph_module
 
 Choices = Mapping[str, bool]  # by the name of a `torch.cond` in the exported program

@@ -18,7 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.capture.refusals import WRITING_BRANCH
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND
-from dimorder.graph.exported import copy_graph, replace_parts, state_of
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph, state_of
 from dimorder.graph.nodes import (
     CUSTOM,
     RESIZES,

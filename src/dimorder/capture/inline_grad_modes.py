@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from dimorder.graph.exported import replace_parts
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.nodes import copy_meta
 
 _WRAP = torch.ops.higher_order.wrap_with_set_grad_enabled

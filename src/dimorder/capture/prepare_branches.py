@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import COND, graphs_of
-from dimorder.graph.exported import replace_parts
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.nodes import call_after, is_getitem, operator_at
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import args_of, bound, call_before, replace_named
 
 aten = torch.ops.aten

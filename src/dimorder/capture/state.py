@@ -14,7 +14,8 @@ from torch.fx import Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dimorder.executorch.legalization import legalize_program
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rewriting import contiguous_results, copy_program
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
-from dimorder.graph.exported import replace_parts
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.nodes import drop_meta, set_meta, tensors_in
 
 TAG = "delegation_tag"

@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import read
 from dimorder.executorch.layout import NHWC
-from dimorder.graph.exported import keep_names, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import keep_names
 from dimorder.graph.nodes import set_meta, set_value
 
 TO_DIM_ORDER = exir_ops.edge.dim_order_ops._to_dim_order_copy.default

@@ -24,7 +24,7 @@ from dimorder.executorch.passes import (
     restride,
 )
 from dimorder.executorch.rules import CONVERSIONS, compute, overload_of
-from dimorder.graph.exported import replace_parts
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.nodes import copy_meta, replace_node, set_value, tensors_in
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default

@@ -1,17 +1,14 @@
-"""Build exported programs from graphs, replace parts of them, and run them."""
+"""Export graphs, turn inputs of exported programs into buffers and back, and run programs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._export.verifier import TrainingIRVerifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
@@ -23,19 +20,10 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dimorder.graph.branches import Branches, has_branches
+from dimorder.graph.construct import call_graph, program_of_values, replace_parts
 from dimorder.graph.interpreter import GraphRun, GraphWithTensors
 from dimorder.graph.nodes import call_after, copy_meta, replace_node, set_value
 from dimorder.graph.prediction import predict
-
-
-class _Verifier(TrainingIRVerifier):
-    """torch.export's verifier, which also accepts calls of `Branches`."""
-
-    dialect = "DIMORDER"
-
-    def allowed_op_types(self) -> tuple[type[Any], ...]:
-        return (*super().allowed_op_types(), Branches)
 
 
 def export_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedProgram:
@@ -69,54 +57,6 @@ def export_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> Expor
     state = {name: module.get_buffer(name) for name in buffers}
     _ShapesRun(module, (*state.values(), *examples))
     return program_of_values(torch.nn.Module(), graph, examples, state, buffers)
-
-
-def program_of_values(
-    root: torch.nn.Module,
-    graph: Graph,
-    examples: Sequence[torch.Tensor],
-    state: Mapping[str, torch.Tensor] = MappingProxyType({}),
-    buffers: Mapping[str, Node] = MappingProxyType({}),
-    ranges: Mapping[Any, Any] = MappingProxyType({}),
-    kind: type[ExportedProgram] = ExportedProgram,
-) -> ExportedProgram:
-    """Return the exported program of a graph whose nodes have their values already.
-
-    Args:
-        root: The modules that the graph reads.
-        graph: The graph, which returns calls' results.
-        examples: One tensor for each input.
-        state: The buffers.
-        buffers: The placeholder of each buffer.
-        ranges: The ranges of the dynamic sizes.
-        kind: The class of the program.
-    """
-    results: Any = graph.output_node().args[0]
-    inputs = [n for n in graph.find_nodes(op="placeholder") if n not in buffers.values()]
-    returned, taken = ([TensorArgument(node.name) for node in nodes] for nodes in (results, inputs))
-    specs = [
-        InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
-        for name, node in buffers.items()
-    ]
-    specs += [InputSpec(InputKind.USER_INPUT, argument, None) for argument in taken]
-    outputs = [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in returned]
-    call: tuple[tuple[torch.Tensor, ...], dict[str, Any]] = ((*examples,), {})
-    return kind(
-        root=root,
-        graph=graph,
-        graph_signature=ExportGraphSignature(specs, outputs),
-        state_dict=dict(state),
-        range_constraints=dict(ranges),
-        module_call_graph=_call_graph(call, len(returned)),
-        example_inputs=call,
-        verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],
-    )
-
-
-def _call_graph(call: Any, results: int) -> list[ModuleCallEntry]:
-    """Return how a program with so many results is called; as torch.export does, without its nodes' names."""
-    trees = pytree.tree_structure(call), pytree.tree_structure((0,) * results)
-    return [ModuleCallEntry("", ModuleCallSignature([], [], *trees))]
 
 
 class _ShapesRun(GraphRun):
@@ -177,7 +117,7 @@ def turn_inputs_into_buffers(program: ExportedProgram, state: Mapping[str, torch
         program,
         graph_signature=ExportGraphSignature(inputs, [*outputs, *old.output_specs[count:]]),
         state_dict={**program.state_dict, **state},
-        module_call_graph=_call_graph(call, len(old.output_specs) - count),
+        module_call_graph=call_graph(call, len(old.output_specs) - count),
         example_inputs=call,
     )
 
@@ -202,7 +142,7 @@ def turn_buffers_into_inputs(program: ExportedProgram) -> ExportedProgram:
         graph_signature=ExportGraphSignature(inputs, outputs),
         state_dict={name: x for name, x in program.state_dict.items() if name not in mutated},
         constants={name: x for name, x in program.constants.items() if name not in mutated},
-        module_call_graph=_call_graph(call, len(outputs)),
+        module_call_graph=call_graph(call, len(outputs)),
         example_inputs=call,
     )
 
@@ -220,7 +160,7 @@ def add_outputs(program: ExportedProgram, nodes: Sequence[Node]) -> ExportedProg
     output.args = ((*output.args[0], *copies),)  # type: ignore[misc]  # a tuple
     added = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in copies]
     signature = ExportGraphSignature(old.input_specs, [*old.output_specs, *added])
-    calls = _call_graph(program.example_inputs, len(signature.output_specs))
+    calls = call_graph(program.example_inputs, len(signature.output_specs))
     return replace_parts(program, graph=graph, graph_signature=signature, module_call_graph=calls)
 
 
@@ -292,32 +232,6 @@ def graph_with_tensors(program: ExportedProgram) -> GraphWithTensors | GraphModu
     graph.output(graph.graph_copy(program.graph, copies))
     keep_names(graph, program.graph)
     return GraphWithTensors(graph, constants, dict(program.graph_module.named_children()))
-
-
-def replace_parts(
-    program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram, **parts: Any
-) -> ExportedProgram:
-    """Return a program of class `kind` with other parts, named as in the constructor of `ExportedProgram`.
-
-    >>> import torch
-    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
-    >>> replace_parts(program, constants={"c": torch.ones(5)}).constants["c"].shape, program.constants
-    (torch.Size([5]), {})
-    """
-    kept: dict[str, Any] = {
-        "root": program.graph_module,
-        "graph": program.graph,
-        "graph_signature": program.graph_signature,
-        "state_dict": program.state_dict,
-        "range_constraints": program.range_constraints,
-        "module_call_graph": program.module_call_graph,
-        "example_inputs": program.example_inputs,
-        "constants": program.constants,
-        "verifiers": program.verifiers,
-    }
-    replaced = kind(**{**kept, **parts})
-    replaced._guards_code = program._guards_code
-    return replaced
 
 
 def copy_graph(graph: Graph) -> Graph:

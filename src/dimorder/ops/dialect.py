@@ -17,8 +17,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.graph.branches import Branches
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import replace_parts
 from dimorder.graph.interpreter import arguments
 from dimorder.graph.nodes import copy_meta
 

@@ -16,8 +16,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import args_of, call_before, copy_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.table import elements_of

@@ -198,7 +198,7 @@ class _Chooser:
         return True
 
     def _changed_by(self, size: Any) -> list[Symbol]:
-        """Return the dynamic sizes that change a size. It may name others too, as `W * (4 * H // (2 * H))`."""
+        """Return the dynamic sizes that change a size. It may name others, as `W * (4 * H // (2 * H))`."""
         if size not in self._changing:
             named = self.program.symbols_in(size)
             self._changing[size] = [symbol for symbol in named if self._is_changed_by(size, symbol)]

@@ -17,8 +17,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node, map_arg
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, dynamic_calls
-from dimorder.graph.exported import replace_parts
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, set_value
 from dimorder.graph.quantized import are_equal
 from dimorder.sizes.size_table import SizeTable

@@ -17,8 +17,9 @@ from torch.fx import Graph, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from dimorder.contract import Symbol
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize
-from dimorder.graph.exported import keep_names, replace_parts
+from dimorder.graph.exported import keep_names
 from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.sizes.choose_points import specialization_points
 from dimorder.sizes.size_table import SizeTable

@@ -18,7 +18,8 @@ from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.exported import copy_graph, replace_parts
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import RESIZES, VALUE, bound, drop_meta, operator_at, set_meta, set_value
 from dimorder.ops.attention import ATTENTION
 

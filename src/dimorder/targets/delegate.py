@@ -28,7 +28,8 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches
-from dimorder.graph.exported import program_of_values, state_of
+from dimorder.graph.construct import program_of_values
+from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import VALUE, set_value
 from dimorder.targets.largest_shapes import LargestShapes
 from dimorder.targets.program_io import is_channels_last
@@ -104,9 +105,7 @@ def outer_program(
             set_value(copies[node], pytree.tree_map_only(Tensor, partial(_without_data, mode), value))
     returned: Any = module.graph.output_node().args[0]
     graph.output(tuple(copies[node] for node in returned))
-    program = program_of_values(root, graph, examples, state, buffers, ranges)
-    program._guards_code = []  # what the whole network's export asked of its sizes, under other names
-    return program
+    return program_of_values(root, graph, examples, state, buffers, ranges)
 
 
 def _computed(mode: FakeTensorMode, node: Node) -> Any:

@@ -18,8 +18,9 @@ from torch.nn import Module
 from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.capture.integers import WEIGHTED
 from dimorder.capture.passes import EXPORTED_PASSES
+from dimorder.graph.construct import replace_parts
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import graph_with_tensors, replace_parts, state_of
+from dimorder.graph.exported import graph_with_tensors, state_of
 from dimorder.graph.interpreter import GraphRun, arguments
 from dimorder.graph.nodes import CUTS, EXPORTED, bound
 from dimorder.graph.passes import run_passes
