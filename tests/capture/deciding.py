@@ -89,6 +89,12 @@ def by_places(net: Deciding, x: Tensor) -> Tensor:
     return F.linear(y[..., (net.linear.bias > 0).nonzero()[:, 0]], net.linear.weight[:, :4])
 
 
+def by_sizes(net: Deciding, x: Tensor) -> Tensor:
+    padded = F.pad(x, (net.count - 1, net.sizes.max() // 2))
+    y: Tensor = net.linear(padded[..., net.count - 2 : net.count + 3])
+    return y[..., None].expand(-1, -1, -1, net.count) * net.linear.bias[: net.count]
+
+
 def by_input(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(x) if x.sum() > 0 else x
 
@@ -237,6 +243,7 @@ DECIDED = (
     by_copies,
     by_mask,
     by_places,
+    by_sizes,
 )
 REFUSED = (
     by_input,

@@ -10,6 +10,7 @@ torch are, and so is an `if` that only raises an error.
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import os
 import sys
@@ -114,7 +115,7 @@ class KnownConstants(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = self._with_numbers(function, args, kwargs or {})
         # torch's own kernels call operators; dynamo traces the branches of torch.cond
         if isinstance(function, torch._ops.OpOverload) or torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
@@ -207,6 +208,41 @@ class KnownConstants(TorchFunctionMode):
                 parts[i : i + 1] = [self._constant(each, known.names) for each in places]
         return tuple(parts) if isinstance(index, tuple) or len(parts) > 1 else parts[0]
 
+    def _with_numbers(
+        self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return a call with numbers for known tensors in slices and in lists of sizes: torch reads these."""
+        if function is Tensor.__getitem__:
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            slices = [
+                slice(*map(self._number, (part.start, part.stop, part.step)))
+                if isinstance(part, slice)
+                else part
+                for part in parts
+            ]
+            return (args[0], tuple(slices) if isinstance(args[1], tuple) else slices[0]), kwargs
+        lists = _lists_of_numbers(getattr(function, "__name__", ""))
+        first = min((place for place in lists if isinstance(place, int)), default=len(args))
+        is_spread = first < len(args) and not isinstance(args[first], (list, tuple))  # as in x.view(2, 3)
+        numbers = (
+            pytree.tree_map(self._number, each) if place in lists or (is_spread and place > first) else each
+            for place, each in enumerate(args)
+        )
+        named = {
+            name: pytree.tree_map(self._number, each) if name in lists else each
+            for name, each in kwargs.items()
+        }
+        return tuple(numbers), named
+
+    def _number(self, value: Any) -> Any:
+        """Return the number in a known tensor of one integer; anything else as it is."""
+        known = self._find(value) if isinstance(value, Tensor) else None
+        if known is None or known.elements.numel() != 1 or known.elements.is_floating_point():
+            return value
+        self.read |= known.names
+        with _disable_current_modes():
+            return int(known.elements)
+
     def _forget(self, written: Iterable[_Known]) -> None:
         """Forget what shares memory with values that a call wrote without giving them another version."""
         memory = {each.elements.untyped_storage()._cdata for each in written}
@@ -229,6 +265,24 @@ class KnownConstants(TorchFunctionMode):
                 return result
             torch.set_rng_state(state)
         return _RANDOM
+
+
+@functools.cache
+def _lists_of_numbers(name: str) -> frozenset[int | str]:
+    """Return the arguments of ATen's function of a name that are lists of integers, by place and name.
+
+    >>> sorted(_lists_of_numbers("pad"), key=str), _lists_of_numbers("cat")
+    ([1, 'pad'], frozenset())
+    """
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
+    found: dict[int | str, set[str]] = {}
+    for overload in overloads:
+        for place, argument in enumerate(getattr(packet, overload)._schema.arguments):
+            for key in (place, argument.name):
+                found.setdefault(key, set()).add(str(argument.type))
+    kinds = {key: " ".join(types) for key, types in found.items()}
+    return frozenset(key for key, types in kinds.items() if "List[int]" in types and "Tensor" not in types)
 
 
 def _has_elements(tensor: Tensor) -> bool:
