@@ -325,3 +325,34 @@ def test_a_frame_of_another_number_is_added_at_all_sizes(
     for n, length in ((1, 8), (4, 19), (2, 10)):
         shape = (n if 0 in dims else 3, 5, length if 2 in dims else 9)
         assert max(errors(lowered, module, torch.randn(shape))) <= 1e-4
+
+
+class Sampled(nn.Module):
+    """Reads a picture at places between its pixels, and at its border."""
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        inside = F.grid_sample(x, grid, align_corners=False)
+        return inside + F.grid_sample(9 * x, grid, padding_mode="border", align_corners=True)
+
+
+def test_a_picture_is_sampled_at_all_of_its_sizes() -> None:
+    dims = ({2: Dim("H", min=6, max=20), 3: Dim("W", min=6, max=20)}, {1: Dim("N", min=3, max=20)})
+    example = (torch.randn(1, 3, 9, 11), torch.rand(1, 8, 10, 2))
+    lowered = dimorder.lower(Sampled(), example, target="litert", dynamic_shapes=dims)
+    for height, width, rows in ((6, 20, 3), (17, 7, 20), (7, 7, 7)):
+        x, grid = torch.randn(1, 3, height, width), 2.4 * torch.rand(1, rows, 10, 2) - 1.2
+        assert relative_error(lowered(x, grid), Sampled()(x, grid)) < 1e-5
+
+
+def test_a_clamp_reads_its_bound_from_a_size() -> None:
+    """No clamp to [0, 6] of LiteRT's own is written for a row of 7 places."""
+
+    class Bounded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clamp(0, x.shape[1] - 1)
+
+    lowered = dimorder.lower(
+        Bounded(), (torch.randn(2, 9),), target="litert", dynamic_shapes=({1: Dim("T", min=5, max=19)},)
+    )
+    for length in (5, 7, 12, 19):
+        assert max(errors(lowered, Bounded(), 9 * torch.randn(2, length))) == 0

@@ -50,7 +50,8 @@ def _read(place: Tensor, share: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def _taps(at: Tensor, size: int, mode: int, padding: int, is_aligned: bool) -> list[tuple[Tensor, Tensor]]:
     """Return the places along one dimension that are read for places between -1 and 1, and their weights."""
-    at = (at + 1) * (0.5 * (size - 1)) if is_aligned else (at + 1) * (0.5 * size) - 0.5
+    at = (at + 1) * 0.5  # the size stays whole: a dynamic one is read when the program runs
+    at = at * (size - 1) if is_aligned else at * size - 0.5
     if mode == _CUBIC:
         low = torch.floor(at)
         shares = [_cubic((at - low - k).abs()) for k in range(-1, 3)]

@@ -72,7 +72,8 @@ def clamp(w: LiteRtWriter, x: LiteRtValue, low: float = -math.inf, high: float =
     if w.in_integers is not None:
         return w.clamp_integers(x, low, high)
     kind = _CLAMPS_OF_BOUNDS.get((low, high))
-    if kind is not None and x.dtype == F32:
+    may_vary = w.varying and isinstance(high, int)  # a size that is 6 here is another number elsewhere
+    if kind is not None and x.dtype == F32 and not may_vary:
         return w.elementwise(kind, x)
     x = x if low == -math.inf else w.elementwise("MAXIMUM", x, low)
     return x if high == math.inf else w.elementwise("MINIMUM", x, high)
