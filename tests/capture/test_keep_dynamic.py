@@ -226,3 +226,23 @@ def test_distances_of_always_many_points_to_themselves_are_those_of_pytorch() ->
     for length in (26, 57, 40):
         x = torch.randn(2, length, 3)
         assert torch.equal(lowered(x), torch.cdist(x, x))
+
+
+class Scaled(nn.Module):
+    """Scales points by the sizes of a picture, as deformable attention does with those of its maps."""
+
+    def forward(self, x: Tensor, points: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        sizes = torch.as_tensor([[height, width], [width // 2, 7]], dtype=torch.float32)
+        return points / sizes + x.mean((1, 2, 3)) * torch.tensor([width, height])
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_tensor_of_sizes_has_those_of_each_call(target: str) -> None:
+    require_runtime(target)
+    dims = ({2: 4 * Dim("H", min=2, max=6), 3: 2 * Dim("W", min=3, max=9)}, None)
+    example = (torch.randn(1, 3, 12, 10), torch.randn(5, 2, 2))
+    lowered = dimorder.lower(Scaled(), example, dynamic_shapes=dims, target=target)
+    for height, width in ((8, 18), (24, 6), (16, 16)):
+        x, points = torch.randn(1, 3, height, width), torch.randn(5, 2, 2)
+        assert relative_error(lowered(x, points), Scaled()(x, points)) <= 1e-5

@@ -16,6 +16,8 @@
    that it would be cut into differ with the amount.
 9. The larger of two numbers is the one that is larger at all sizes, if there is one. A same padding takes
    `max(padding, 0)`. torch proves nothing of it: each convolution would double the length of its sizes.
+10. A tensor of dynamic sizes, as `torch.tensor` and `torch.as_tensor` make it, is a stack of scalars, each of
+   which torch.export keeps dynamic.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import torch.nn.functional as F
 from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.claims import holds
@@ -84,6 +87,20 @@ def _line(
     places = torch.arange(steps, dtype=dtype, **options) * (end - start)
     line: Tensor = places / torch.sym_max(steps - 1, 1) + start
     return line
+
+
+def _tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor | None:
+    """Return what `torch.tensor` does, if some of its whole numbers are dynamic sizes."""
+    numbers = pytree.tree_leaves(data)
+    if options or not any(map(_is_known, numbers)) or not all(type(n) in (int, SymInt) for n in numbers):
+        return None
+
+    def stacked(part: Any) -> Tensor:
+        if isinstance(part, (list, tuple)):
+            return torch.stack([stacked(each) for each in part])
+        return torch.scalar_tensor(part, dtype=dtype or torch.int64, device=device)
+
+    return stacked(data)
 
 
 def _max_pool(rank: int) -> Callable[..., Tensor | None]:
@@ -273,6 +290,8 @@ _DIVIDED_BY: Mapping[Any, Callable[..., tuple[Tensor, int, int]]] = MappingProxy
 _WRITTEN_IN_OTHERS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.linspace: _line,
+        torch.tensor: _tensor,
+        torch.as_tensor: _tensor,
         torch.max_pool1d: _max_pool(1),
         F.max_pool1d: _max_pool(1),
         torch.max_pool2d: _max_pool(2),
