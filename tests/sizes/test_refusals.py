@@ -327,3 +327,16 @@ def test_a_resize_to_a_size_that_the_batch_may_have_is_in_the_delegate() -> None
     assert lowered.artifact is not None and not lowered.artifact.outside
     for n in (1, 2, 3):
         assert max(errors(lowered, network, torch.randn(n, 3, 4, 5))) <= 1e-5
+
+
+def test_two_multiples_of_one_size_are_named() -> None:
+    """As the maps of a pyramid have them."""
+
+    class Joined(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x.relu(), y], 1)
+
+    height = Dim("h", min=4, max=20)
+    example, dims = (torch.randn(3, 16), torch.randn(3, 8)), ({1: 2 * height}, {1: height})
+    with pytest.raises(UsageError, match=r"the size 1\*h, and 2\*h in another place"):
+        dimorder.lower(Joined(), example, dynamic_shapes=dims)

@@ -186,9 +186,12 @@ def _symbols(
                     f"input {node.name}, dim {d}", f"the size {name}, without an upper bound", fix
                 )
             symbol = Symbol(name, step * max(1, int(least)), step * int(most), step)
-            if found.setdefault(root, symbol) != symbol:
-                fix = "give each a name of its own, or lower one program for each size"
-                raise UsageError(f"input {node.name}, dim {d}", f"{size}, where {found[root]} elsewhere", fix)
+            other = found.setdefault(root, symbol)
+            if other != symbol:
+                fix = "let all be one multiple of it, or fix the size: lower one program for each size"
+                own, first = (f"{each.step}*{other.name}" for each in (symbol, other))
+                said = f"the size {own}, and {first} in another place: two multiples of one Dim"
+                raise UsageError(f"input {node.name}, dim {d}", said, fix)
     return tuple(found.values()), {symbol.name: root for root, symbol in found.items()}
 
 
