@@ -11,7 +11,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.capture.size_refusals import refused_sizes
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, VerificationError
 from tests import zoo
 from tests.sizes.symbols import BATCH, Gated, errors, refusal
 
@@ -340,3 +340,20 @@ def test_two_multiples_of_one_size_are_named() -> None:
     example, dims = (torch.randn(3, 16), torch.randn(3, 8)), ({1: 2 * height}, {1: height})
     with pytest.raises(UsageError, match=r"the size 1\*h, and 2\*h in another place"):
         dimorder.lower(Joined(), example, dynamic_shapes=dims)
+
+
+def test_what_is_computed_from_selected_places_is_refused_for_its_selections() -> None:
+    """The distances of points to themselves are roundings, by whose inverses all others are weighted."""
+
+    class Interpolated(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            far, places = torch.cdist(x[:, ::4], x).transpose(1, 2).topk(3, largest=False)
+            weights = 1 / (far + 1e-3)
+            rows = y[torch.arange(x.shape[0]).view(-1, 1, 1), places]
+            return (rows * weights.unsqueeze(-1)).sum(2) / weights.sum(2, keepdim=True)
+
+    count, batch = 4 * Dim("n", min=3, max=20), Dim("b", min=1, max=4)
+    dims = ({0: batch, 1: count}, {0: batch, 1: count})
+    example = (torch.randn(2, 40, 3), torch.randn(2, 40, 5))
+    with pytest.raises(VerificationError, match="return what it selects from"):
+        dimorder.lower(Interpolated(), example, dynamic_shapes=dims)

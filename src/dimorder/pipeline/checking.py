@@ -93,8 +93,11 @@ class Checks:
                     selections = self._selections(physical, planned, check)
                     if selections is None:
                         _refuse(error, check.trial)
-                    own = as_function(selections.program)
-                    errors.append(check.trial.compare_selected(own, selections, what, half_sums=False))
+                    own, place = as_function(selections.program), what + check.at
+                    try:
+                        errors.append(check.trial.compare_selected(own, selections, place, half_sums=False))
+                    except VerificationError as other:
+                        _refuse(other, check.trial)
         return max(errors)
 
     def compare_artifact(
