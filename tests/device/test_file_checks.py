@@ -94,6 +94,16 @@ def test_a_number_by_which_a_kernel_divides_is_not_zero(place: int, name: str, t
     assert f"aten::convolution.out: '{name}' is 0" in python_refuses(path)
 
 
+@pytest.mark.parametrize("operator", ["floordiv", "mod"])
+def test_a_number_by_which_a_size_is_divided_is_not_zero(operator: str, tmp_path: Path) -> None:
+    """The process ended at the first call."""
+    path, x = tmp_path / "net.pte", torch.randn(11, 5)
+    path.write_bytes(arguments.steps())
+    torch.testing.assert_close(NativeProgram(path).run(x), arguments.Steps()(x))
+    changed_plan(arguments.steps(), lambda plan: arguments.divide_by_zero(plan, operator), path)
+    assert place_of(refused(path)) == place_of(python_refuses(path))
+
+
 @pytest.mark.parametrize(
     ("damage", "xnnpack"), [(arguments.earlier_constant, False), (arguments.earlier_segment, True)]
 )

@@ -165,6 +165,40 @@ def test_a_number_by_which_a_kernel_divides_is_not_zero(place, name, tmp_path):
         load(str(path))
 
 
+class Steps(nn.Module):
+    """Divides sizes by numbers, and by a size."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = x.shape[0]
+        return torch.arange(0, 100, rows), torch.full((rows // 3 + 2, rows % 5 + 2), 0.5)
+
+
+def steps() -> bytes:
+    sizes = ({0: torch.export.Dim("n", min=2, max=30)},)
+    return export_pte(Steps(), (torch.randn(7, 5),), None, dynamic_shapes=sizes)
+
+
+def test_a_size_by_which_a_kernel_divides_is_known_only_at_run_time(tmp_path):
+    """The file has 0 in its place, and was refused."""
+    path, x = tmp_path / "net.pte", torch.randn(11, 5)
+    path.write_bytes(steps())
+    torch.testing.assert_close(tuple(load(path)[1]([x])), Steps()(x))
+
+
+@pytest.mark.parametrize("operator", ["floordiv", "mod"])
+def test_a_number_by_which_a_size_is_divided_is_not_zero(operator, tmp_path):
+    """The process ended at the first call."""
+    file, path = deserialize_pte_binary(steps()), tmp_path / "net.pte"
+    divide_by_zero(file.program.execution_plan[0], operator)
+    path.write_bytes(bytes(serialize_pte_binary(file)))
+    with pytest.raises(ContractError, match=f"executorch_prim::{operator}.Scalar: 'divisor' is 0"):
+        load(path)
+
+
+def divide_by_zero(plan: Any, operator: str) -> None:
+    plan.values[call(plan, f"executorch_prim::{operator}").args[1]].val.int_val = 0
+
+
 def test_a_stride_in_memory_may_be_zero(tmp_path):
     class Repeated(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 # Numbers by which kernels divide. A stride in memory, as of `as_strided`, may be 0.
-_DIVISORS = ("groups", "stride", "dilation", "kernel_size", "step")
+_DIVISORS = ("groups", "stride", "dilation", "kernel_size", "step", "divisor")
 _IN_MEMORY = ("as_strided_copy", "empty_strided")
 _ITEMS: Mapping[str, str] = MappingProxyType({"IntList": "Int", "TensorList": "Tensor"})
 # ExecuTorch's own operators: exir/passes/dim_order_ops_registry.py, which the exporter imports, and a view.
@@ -65,6 +65,8 @@ _SCHEMAS: Mapping[str, Any] = MappingProxyType(
             "dim_order_ops::_empty_dim_order.out": "(int[] size, *, int[]? dim_order=None, "
             "Tensor(a!) out) -> Tensor(a!)",
             VIEW: "(Tensor self, int[] size, Tensor(a!) out) -> Tensor(a!)",
+            "executorch_prim::floordiv.Scalar": "(Scalar a, Scalar divisor) -> Scalar",
+            "executorch_prim::mod.Scalar": "(Scalar a, Scalar divisor) -> Scalar",
         }.items()
     }
 )
@@ -81,11 +83,11 @@ def require_arguments(plan: Any) -> None:
     for value, kind in zip(plan.values, kinds, strict=True):
         if kind in _ITEMS and any(kinds[item] != _ITEMS[kind] for item in value.val.items):
             raise ValueError(f"values of another kind in {kind}")
-    given_memory = {*plan.inputs, *plan.outputs}
+    given = {*plan.inputs, *plan.outputs}  # values that get their memory or number at run time
     calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
     for number, call in enumerate(calls):
         if type(call).__name__ == "MoveCall":
-            given_memory.add(call.move_to)
+            given.add(call.move_to)
             if kinds[call.move_from] != kinds[call.move_to]:
                 raise ValueError(f"call {number}, a move to a value of another kind")
         if type(call).__name__ == "JumpFalseCall" and kinds[call.cond_value_index] not in ("Bool", "Tensor"):
@@ -96,19 +98,21 @@ def require_arguments(plan: Any) -> None:
             continue
         kernel = kernel_of(plan, call)
         place, schema = f"call {number}, {kernel}", _schema_of(kernel)
-        if gives_number(kernel) and kinds[call.args[-1]] not in _KINDS["number"]:
-            raise ValueError(f"{place}: a result of kind {kinds[call.args[-1]]}")
-        given = {index for arg in call.args for index in tensors_of(plan, arg)}
+        if gives_number(kernel):
+            given.add(call.args[-1])
+            if kinds[call.args[-1]] not in _KINDS["number"]:
+                raise ValueError(f"{place}: a result of kind {kinds[call.args[-1]]}")
+        tensors = {index for arg in call.args for index in tensors_of(plan, arg)}
         if schema is None or kernel == VIEW:
-            given_memory |= given  # a view does so
+            given |= tensors  # a view does so
         if schema is None:
             continue
         _require_kinds(place, schema.arguments, [kinds[index] for index in call.args])
         divisors = divisors_of(schema)
         for argument, index in zip(schema.arguments, call.args, strict=False):
-            if argument.name in divisors and 0 in _integers(plan, index):
+            if argument.name in divisors and any(each not in given for each in _zeros(plan, index)):
                 raise ValueError(f"{place}: {argument.name!r} is 0")
-        if not all(_has_memory(plan.values[index].val) for index in given - given_memory):
+        if not all(_has_memory(plan.values[index].val) for index in tensors - given):
             raise ValueError(f"{place}: a tensor without memory")
 
 
@@ -174,11 +178,11 @@ def divisors_of(schema: Any) -> tuple[str, ...]:
     return () if schema.name.partition("::")[2] in _IN_MEMORY else _DIVISORS
 
 
-def _integers(plan: Any, index: int) -> list[int]:
-    """Return the integer that a value is, or the integers in its list."""
+def _zeros(plan: Any, index: int) -> list[int]:
+    """Return the integers of value 0, as indices of values: the value itself, or items in its list."""
     value = plan.values[index].val
     places = value.items if type(value).__name__ == "IntList" else [index]
-    return [each.int_val for each in (plan.values[i].val for i in places) if type(each).__name__ == "Int"]
+    return [i for i in places if getattr(plan.values[i].val, "int_val", None) == 0]
 
 
 def _schema_of(kernel: str) -> Any:

@@ -21,6 +21,10 @@ const char* schema_of(const std::string& kernel) {
   return found != std::end(kSchemas) && found->kernel == kernel ? found->arguments : nullptr;
 }
 
+bool gives_number(const char* letters) {
+  return std::strchr(letters, '=') != nullptr;
+}
+
 unsigned bit(Kind kind) {
   return 1u << static_cast<unsigned>(kind);
 }
@@ -34,13 +38,12 @@ bool has_memory(const TensorTable& tensor) {
       tensor.is_unbound;
 }
 
-bool is_zero(const Plan& plan, int64_t index) {
-  const Value& value = plan.value(index);
-  return value.kind == Kind::kInt && value.table->number(kIntIntVal, 8) == 0;
-}
-
-/// Return why a kernel's arguments are not those of its schema.
-std::string check_kinds(const Plan& plan, const Call& call, const char* letters) {
+/// Return why a kernel's arguments are not those of its schema. Values in `given` get their numbers at run time.
+std::string check_kinds(const Plan& plan, const Call& call, const char* letters, const std::set<int64_t>& given) {
+  const auto is_zero = [&](int64_t index) {
+    const Value& value = plan.value(index);
+    return value.kind == Kind::kInt && value.table->number(kIntIntVal, 8) == 0 && given.count(index) == 0;
+  };
   size_t count = 0;
   for (const char* at = letters; *at != '\0'; count++) {
     if (*at == '=') { // at the end
@@ -60,8 +63,8 @@ std::string check_kinds(const Plan& plan, const Call& call, const char* letters)
     const std::string place = "argument " + std::to_string(count);
     if ((allowed & bit(value.kind)) == 0) return place + " is of kind " + name_of(value.kind);
     const bool has_zero = value.kind == Kind::kIntList
-        ? std::any_of(value.items.begin(), value.items.end(), [&plan](int64_t item) { return is_zero(plan, item); })
-        : is_zero(plan, index);
+        ? std::any_of(value.items.begin(), value.items.end(), is_zero)
+        : is_zero(index);
     if (divides && has_zero) return place + ", by which it divides, is 0";
   }
   return "";
@@ -159,15 +162,15 @@ std::string check_arguments(const Plan& plan) {
       if (plan.value(item).kind != of) return "values of another kind in " + name_of(value.kind);
     }
   }
-  std::set<int64_t> given_memory(plan.inputs.begin(), plan.inputs.end());
-  given_memory.insert(plan.outputs.begin(), plan.outputs.end());
-  for (const int64_t index : given_memory) plan.value(index); // is there
+  std::set<int64_t> given(plan.inputs.begin(), plan.inputs.end()); // values that get their memory or number at run time
+  given.insert(plan.outputs.begin(), plan.outputs.end());
+  for (const int64_t index : given) plan.value(index); // is there
   for (size_t i = 0; i < plan.calls.size(); i++) {
     const Call& call = plan.calls[i];
     const std::string place = "call " + std::to_string(i) + ", ";
     const Kind first = call.arguments.empty() ? Kind::kNone : plan.value(call.arguments[0]).kind;
     if (call.kind == Instruction::kMoveCall) {
-      given_memory.insert(call.arguments[1]);
+      given.insert(call.arguments[1]);
       if (first != plan.value(call.arguments[1]).kind) return place + "a move to a value of another kind";
     }
     if (call.kind == Instruction::kJumpFalseCall && first != Kind::kBool && first != Kind::kTensor) {
@@ -176,9 +179,9 @@ std::string check_arguments(const Plan& plan) {
     if (call.kind == Instruction::kFreeCall && (first != Kind::kTensor || !tensor_at(plan, call.arguments[0]).is_unbound)) {
       return place + "a value is freed whose memory is not its own";
     }
-    std::vector<int64_t> given;
+    std::vector<int64_t> tensors;
     for (const int64_t argument : call.arguments) {
-      for (const int64_t tensor : plan.tensors_of(argument)) given.push_back(tensor);
+      for (const int64_t tensor : plan.tensors_of(argument)) tensors.push_back(tensor);
     }
     if (call.kind == Instruction::kDelegateCall &&
         (call.index < 0 || static_cast<size_t>(call.index) >= plan.delegates.size())) {
@@ -187,12 +190,13 @@ std::string check_arguments(const Plan& plan) {
     if (call.kind != Instruction::kKernelCall) continue;
     const std::string& kernel = plan.kernel_of(call);
     const char* letters = schema_of(kernel);
-    if (letters == nullptr || kernel == kView) given_memory.insert(given.begin(), given.end()); // a view does so
+    if (letters == nullptr || kernel == kView) given.insert(tensors.begin(), tensors.end()); // a view does so
     if (letters == nullptr) continue;
-    const std::string why = check_kinds(plan, call, letters);
+    if (gives_number(letters) && !call.arguments.empty()) given.insert(call.arguments.back());
+    const std::string why = check_kinds(plan, call, letters, given);
     if (!why.empty()) return place + kernel + ": " + why;
-    for (const int64_t tensor : given) {
-      if (given_memory.count(tensor) == 0 && !has_memory(tensor_at(plan, tensor))) {
+    for (const int64_t tensor : tensors) {
+      if (given.count(tensor) == 0 && !has_memory(tensor_at(plan, tensor))) {
         return place + kernel + ": a tensor without memory";
       }
     }
