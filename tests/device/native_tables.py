@@ -176,7 +176,8 @@ def _letter(argument: object, divides: bool) -> str:
 
 def _wrong() -> Iterable[tuple[str, str]]:
     for kernel, found in sorted(KernelTable.shipped().rows["portable"].items()):
-        yield from ((kernel, key) for key in sorted(found) if found[key] == "wrong")
+        if kernel != VIEW:  # of which the loader knows a rule, as `KernelTable.verdict_of` does
+            yield from ((kernel, key) for key in sorted(found) if found[key] == "wrong")
 
 
 def _node(kind: str) -> str:

@@ -4,10 +4,13 @@
 #include <dimorder/contract.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 
 namespace dimorder {
 namespace {
@@ -60,42 +63,59 @@ std::string check_kinds(const Plan& plan, const Call& call, const char* letters,
     if (count >= call.arguments.size()) return "too few arguments";
     const int64_t index = call.arguments[count];
     const Value& value = plan.value(index);
-    const std::string place = "argument " + std::to_string(count);
-    if ((allowed & bit(value.kind)) == 0) return place + " is of kind " + name_of(value.kind);
+    const auto refuse = [count](const std::string& why) { return "argument " + std::to_string(count) + why; };
+    if ((allowed & bit(value.kind)) == 0) return refuse(" is of kind " + name_of(value.kind));
     const bool has_zero = value.kind == Kind::kIntList
         ? std::any_of(value.items.begin(), value.items.end(), is_zero)
         : is_zero(index);
-    if (divides && has_zero) return place + ", by which it divides, is 0";
+    if (divides && has_zero) return refuse(", by which it divides, is 0");
   }
   return "";
 }
 
-using Operand = std::vector<const TensorTable*>;
+const TensorTable& tensor_at(const Plan& plan, int64_t index) {
+  return *plan.value(index).tensor;
+}
 
-char letter_of(const TensorTable& tensor, size_t rank) {
-  const auto own = static_cast<int>(tensor.order.size());
+int rank_of(const TensorTable& tensor) {
+  return static_cast<int>(tensor.order.size());
+}
+
+char letter_of(const TensorTable& tensor, int rank) {
+  const int own = rank_of(tensor);
   int contiguous[DIMORDER_MAX_RANK], last[DIMORDER_MAX_RANK];
   dimorder_contiguous(contiguous, own);
   dimorder_channels_last(last, own);
-  if (dimorder_same(tensor.order.data(), contiguous, own)) return tensor.order.size() == rank ? 'C' : 'o';
-  if (tensor.order.size() < rank) return 'X';
+  if (dimorder_same(tensor.order.data(), contiguous, own)) return own == rank ? 'C' : 'o';
+  if (own < rank) return 'X';
   if (dimorder_equivalent(tensor.order.data(), contiguous, own, tensor.sizes.data())) return 'l';
   return dimorder_same(tensor.order.data(), last, own) ? 'L' : 'X';
 }
 
-/// Return the call with its highest rank, and a letter for each operand; a list has each letter once.
-Misread signed_call(const std::string& kernel, const std::vector<Operand>& operands) {
-  size_t rank = 0;
-  for (const Operand& operand : operands) {
-    for (const TensorTable* tensor : operand) rank = std::max(rank, tensor->order.size());
+/// Return a call with its highest rank, and letters for each argument: a list has each letter once, and a result,
+/// which a .pte lists twice, counts once.
+Misread signed_call(const Plan& plan, const std::string& kernel, const std::vector<int64_t>& arguments) {
+  Misread call = {kernel, 0, ""};
+  for (const int64_t argument : arguments) {
+    for (const int64_t item : plan.tensors_of(argument)) call.rank = std::max(call.rank, rank_of(tensor_at(plan, item)));
   }
-  std::string signature;
-  for (const Operand& operand : operands) {
-    std::set<char> letters;
-    for (const TensorTable* tensor : operand) letters.insert(letter_of(*tensor, rank));
-    signature.append(letters.begin(), letters.end());
+  for (size_t i = 0; i < arguments.size(); i++) {
+    const auto at = arguments.begin() + static_cast<ptrdiff_t>(i);
+    const bool is_again = i >= arguments.size() - arguments.size() / 2 && std::find(arguments.begin(), at, *at) != at;
+    if (is_again) continue;
+    std::string letters;
+    for (const int64_t item : plan.tensors_of(*at)) letters += letter_of(tensor_at(plan, item), call.rank);
+    for (const char letter : std::string_view("CLXlo")) {
+      if (letters.find(letter) != std::string::npos) call.signature += letter;
+    }
   }
-  return {kernel, static_cast<int>(rank), signature};
+  return call;
+}
+
+/// Whether a kernel gives wrong numbers for any orders.
+bool may_be_wrong(const std::string& kernel) {
+  const auto is_of_kernel = [&](const Wrong& wrong) { return kernel == wrong.kernel; };
+  return kernel == kView || std::any_of(std::begin(kWrong), std::end(kWrong), is_of_kernel);
 }
 
 bool is_wrong(const Misread& call) {
@@ -106,51 +126,36 @@ bool is_wrong(const Misread& call) {
   });
 }
 
-const TensorTable& tensor_at(const Plan& plan, int64_t index) {
-  return *plan.value(index).tensor;
-}
-
-/// The tensors that were written so far, the latest last: memory is reused.
+/// The tensors that were written so far. Memory is reused: of each place, the latest.
 class Written {
  public:
   explicit Written(const Plan& plan) : plan_(plan) {}
 
   void add(int64_t index) {
-    known_.erase(std::remove(known_.begin(), known_.end(), index), known_.end());
-    known_.push_back(index);
+    known_.insert(index);
+    if (tensor_at(plan_, index).planned.has_value()) latest_[place_of(index)] = index;
   }
 
   /// The tensor whose memory an unknown tensor views; none if it is no view.
   std::optional<int64_t> seen_through(int64_t index) const {
-    const TensorTable& own = tensor_at(plan_, index);
-    if (!own.planned.has_value() || std::find(known_.begin(), known_.end(), index) != known_.end()) return std::nullopt;
-    for (auto at = known_.rbegin(); at != known_.rend(); ++at) {
-      const TensorTable& other = tensor_at(plan_, *at);
-      if (other.planned == own.planned && other.count == own.count) return *at;
-    }
-    return std::nullopt;
+    if (!tensor_at(plan_, index).planned.has_value() || known_.count(index) != 0) return std::nullopt;
+    const auto found = latest_.find(place_of(index));
+    return found == latest_.end() ? std::nullopt : std::optional<int64_t>(found->second);
   }
 
  private:
-  const Plan& plan_;
-  std::vector<int64_t> known_;
-};
+  using Place = std::array<uint64_t, 4>; // with the count of elements
 
-/// The operands of a call; a result, which a .pte lists twice, only once.
-std::vector<Operand> operands_of(const Plan& plan, const std::vector<int64_t>& arguments) {
-  std::vector<Operand> operands;
-  std::set<int64_t> seen;
-  for (size_t i = 0; i < arguments.size(); i++) {
-    const std::vector<int64_t> items = plan.tensors_of(arguments[i]);
-    const bool is_again = seen.count(arguments[i]) != 0 && i >= arguments.size() - arguments.size() / 2;
-    if (items.empty() || is_again) continue;
-    Operand operand;
-    for (const int64_t item : items) operand.push_back(&tensor_at(plan, item));
-    operands.push_back(operand);
-    seen.insert(arguments[i]);
+  Place place_of(int64_t index) const {
+    const TensorTable& tensor = tensor_at(plan_, index);
+    const auto& [id, low, high] = *tensor.planned;
+    return {id, low, high, tensor.count};
   }
-  return operands;
-}
+
+  const Plan& plan_;
+  std::set<int64_t> known_;
+  std::map<Place, int64_t> latest_;
+};
 
 } // namespace
 
@@ -165,19 +170,21 @@ std::string check_arguments(const Plan& plan) {
   std::set<int64_t> given(plan.inputs.begin(), plan.inputs.end()); // values that get their memory or number at run time
   given.insert(plan.outputs.begin(), plan.outputs.end());
   for (const int64_t index : given) plan.value(index); // is there
+  std::vector<const char*> schemas(plan.kernels.size()); // of the operators
+  std::transform(plan.kernels.begin(), plan.kernels.end(), schemas.begin(), schema_of);
   for (size_t i = 0; i < plan.calls.size(); i++) {
     const Call& call = plan.calls[i];
-    const std::string place = "call " + std::to_string(i) + ", ";
+    const auto refuse = [i](const std::string& why) { return "call " + std::to_string(i) + ", " + why; };
     const Kind first = call.arguments.empty() ? Kind::kNone : plan.value(call.arguments[0]).kind;
     if (call.kind == Instruction::kMoveCall) {
       given.insert(call.arguments[1]);
-      if (first != plan.value(call.arguments[1]).kind) return place + "a move to a value of another kind";
+      if (first != plan.value(call.arguments[1]).kind) return refuse("a move to a value of another kind");
     }
     if (call.kind == Instruction::kJumpFalseCall && first != Kind::kBool && first != Kind::kTensor) {
-      return place + "a jump by a value of kind " + name_of(first);
+      return refuse("a jump by a value of kind " + name_of(first));
     }
     if (call.kind == Instruction::kFreeCall && (first != Kind::kTensor || !tensor_at(plan, call.arguments[0]).is_unbound)) {
-      return place + "a value is freed whose memory is not its own";
+      return refuse("a value is freed whose memory is not its own");
     }
     std::vector<int64_t> tensors;
     for (const int64_t argument : call.arguments) {
@@ -185,19 +192,19 @@ std::string check_arguments(const Plan& plan) {
     }
     if (call.kind == Instruction::kDelegateCall &&
         (call.index < 0 || static_cast<size_t>(call.index) >= plan.delegates.size())) {
-      return place + "a delegate that the program lacks";
+      return refuse("a delegate that the program lacks");
     }
     if (call.kind != Instruction::kKernelCall) continue;
     const std::string& kernel = plan.kernel_of(call);
-    const char* letters = schema_of(kernel);
+    const char* letters = kernel.empty() ? nullptr : schemas[static_cast<size_t>(call.index)];
     if (letters == nullptr || kernel == kView) given.insert(tensors.begin(), tensors.end()); // a view does so
     if (letters == nullptr) continue;
     if (gives_number(letters) && !call.arguments.empty()) given.insert(call.arguments.back());
     const std::string why = check_kinds(plan, call, letters, given);
-    if (!why.empty()) return place + kernel + ": " + why;
+    if (!why.empty()) return refuse(kernel + ": " + why);
     for (const int64_t tensor : tensors) {
       if (given.count(tensor) == 0 && !has_memory(tensor_at(plan, tensor))) {
-        return place + kernel + ": a tensor without memory";
+        return refuse(kernel + ": a tensor without memory");
       }
     }
   }
@@ -226,6 +233,10 @@ std::vector<Misread> misread_calls(const Plan& plan) {
   const auto add_if_wrong = [&found](Misread call) {
     if (is_wrong(call)) found.push_back(std::move(call));
   };
+  std::set<int64_t> suspects; // operators
+  for (size_t i = 0; i < plan.kernels.size(); i++) {
+    if (may_be_wrong(plan.kernels[i])) suspects.insert(static_cast<int64_t>(i));
+  }
   for (const int64_t input : plan.inputs) {
     if (plan.value(input).kind == Kind::kTensor) known.add(input);
   }
@@ -243,10 +254,10 @@ std::vector<Misread> misread_calls(const Plan& plan) {
     for (const int64_t item : items) {
       if (std::find(written.begin(), written.end(), item) != written.end()) continue;
       const std::optional<int64_t> source = known.seen_through(item);
-      if (source.has_value()) add_if_wrong(signed_call(kView, {{&tensor_at(plan, *source)}, {&tensor_at(plan, item)}}));
+      if (source.has_value()) add_if_wrong(signed_call(plan, kView, {*source, item}));
     }
     for (const int64_t item : written) known.add(item);
-    if (!kernel.empty()) add_if_wrong(signed_call(kernel, operands_of(plan, call.arguments)));
+    if (!kernel.empty() && suspects.count(call.index) != 0) add_if_wrong(signed_call(plan, kernel, call.arguments));
   }
   return found;
 }

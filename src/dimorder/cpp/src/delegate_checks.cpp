@@ -141,7 +141,7 @@ const XnnGraph::Tensor& XnnGraph::tensor(uint64_t id) const {
 }
 
 std::string XnnGraph::damage(
-    const std::vector<std::pair<std::string_view, uint64_t>>& named_data, std::optional<std::string>* missing) {
+    const std::map<std::string_view, uint64_t>& named_data, std::optional<std::string>* missing) {
   std::string why = unreadable_;
   if (why.empty()) why = check_constants(named_data, missing);
   if (why.empty()) why = check_flow();
@@ -149,7 +149,7 @@ std::string XnnGraph::damage(
 }
 
 std::string XnnGraph::check_constants(
-    const std::vector<std::pair<std::string_view, uint64_t>>& named_data, std::optional<std::string>* missing) {
+    const std::map<std::string_view, uint64_t>& named_data, std::optional<std::string>* missing) {
   const auto constants = FlatTable::root(bytes_).tables(kXnnGraphConstants);
   for (size_t i = 0; i < constants.size(); i++) {
     const auto name = constants[i].text(kXnnConstantName);
@@ -157,7 +157,7 @@ std::string XnnGraph::check_constants(
     const uint64_t bytes = needed == needed_.end() ? 0 : needed->second;
     uint64_t given = constants[i].number(kXnnConstantSize, 8);
     if (!name.value_or("").empty()) {
-      const auto named = std::find_if(named_data.begin(), named_data.end(), [&](const auto& each) { return each.first == *name; });
+      const auto named = named_data.find(*name);
       given = named == named_data.end() ? bytes : named->second;
       if (named == named_data.end()) *missing = std::string(*name);
     }

@@ -11,7 +11,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace dimorder {
@@ -26,7 +25,7 @@ class XnnGraph {
   ///
   /// A constant that the file lacks is no contradiction; its name is `missing`.
   std::string damage(
-      const std::vector<std::pair<std::string_view, uint64_t>>& named_data, std::optional<std::string>* missing);
+      const std::map<std::string_view, uint64_t>& named_data, std::optional<std::string>* missing);
 
   /// Return why these arguments of a call would end the process; "" if they would not.
   std::string check_arguments(const Plan& plan, const std::vector<int64_t>& arguments);
@@ -68,7 +67,7 @@ class XnnGraph {
   std::string find_start(const uint8_t* bytes, size_t count);
   std::string read();
   std::string check_constants(
-      const std::vector<std::pair<std::string_view, uint64_t>>& named_data, std::optional<std::string>* missing);
+      const std::map<std::string_view, uint64_t>& named_data, std::optional<std::string>* missing);
   std::string check_flow();
   const Tensor& tensor(uint64_t id) const;
   bool is_nhwc(const Node& node, const Orders& orders) const;

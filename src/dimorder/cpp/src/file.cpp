@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <string_view>
 
 namespace dimorder {
 namespace {
@@ -27,7 +29,7 @@ Finding missing_constant(const std::string& name) {
 /// operators in it that give wrong numbers.
 Finding check_delegate(
     const ProgramTables& program, const Plan& plan, size_t index,
-    const std::vector<std::pair<std::string_view, uint64_t>>& named_data, std::vector<Misread>* misread) {
+    const std::map<std::string_view, uint64_t>& named_data, std::vector<Misread>* misread) {
   const std::optional<DelegateBytes> bytes = program.delegate_bytes(plan.delegates[index]);
   if (!bytes.has_value()) return inconsistent("a delegate that the file lacks");
   XnnGraph graph(bytes->data, bytes->size);

@@ -243,10 +243,10 @@ std::vector<int64_t> ProgramTables::constant_sizes() const {
   return sizes;
 }
 
-std::vector<std::pair<std::string_view, uint64_t>> ProgramTables::named_data() const {
-  std::vector<std::pair<std::string_view, uint64_t>> all;
+std::map<std::string_view, uint64_t> ProgramTables::named_data() const {
+  std::map<std::string_view, uint64_t> all;
   for (const FlatTable& named : root().tables(kProgramNamedData)) {
-    all.emplace_back(named.text(kNamedDataKey).value_or(""), segment_size(named.number(kNamedDataSegmentIndex)));
+    all[named.text(kNamedDataKey).value_or("")] = segment_size(named.number(kNamedDataSegmentIndex));
   }
   return all;
 }

@@ -9,10 +9,10 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace dimorder {
@@ -89,8 +89,8 @@ class ProgramTables {
   /// Return the bytes that each constant may have, by its index.
   std::vector<int64_t> constant_sizes() const;
 
-  /// Return the names of constants that are kept for delegates, and their bytes.
-  std::vector<std::pair<std::string_view, uint64_t>> named_data() const;
+  /// Return the bytes of the constants that are kept for delegates, by their names.
+  std::map<std::string_view, uint64_t> named_data() const;
 
   bool is_damaged() const {
     return bytes_.is_damaged;

@@ -361,8 +361,6 @@ inline constexpr Wrong kWrong[] = {
     {"aten::sub.out", "4 LlL"},
     {"aten::topk.values", "4 LCCC"},
     {"aten::unsqueeze_copy.out", "5 XC"},
-    {"executorch_prim::et_view.default", "5 XC"},
-    {"executorch_prim::et_view.default", "6 XC"},
 };
 
 enum class Trait : uint8_t { kUnary = 1, kBinary = 2, kLastDim = 4, kSilent = 8, kGiveNhwc = 16, kGiveNchw = 32, kConvolutions = 64 };
