@@ -53,7 +53,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _DIVISORS = ("groups", "stride", "dilation", "kernel_size", "step", "divisor")
 _IN_MEMORY = ("as_strided_copy", "empty_strided")
 _ITEMS: Mapping[str, str] = MappingProxyType({"IntList": "Int", "TensorList": "Tensor"})
-# ExecuTorch's own operators: exir/passes/dim_order_ops_registry.py, which the exporter imports, and a view.
+# ExecuTorch's own operators: of exir/passes/*_registry.py, which the exporter imports, and a view.
 _SCHEMAS: Mapping[str, Any] = MappingProxyType(
     {
         name: torch._C.parse_schema(name.removesuffix(".default") + arguments)
