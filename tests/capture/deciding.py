@@ -92,7 +92,8 @@ def by_places(net: Deciding, x: Tensor) -> Tensor:
 def by_sizes(net: Deciding, x: Tensor) -> Tensor:
     padded = F.pad(x, (net.count - 1, net.sizes.max() // 2))
     y: Tensor = net.linear(padded[..., net.count - 2 : net.count + 3])
-    return y[..., None].expand(-1, -1, -1, net.count) * net.linear.bias[: net.count]
+    steps = torch.arange(0, net.count, dtype=y.dtype) / net.count
+    return y[..., None].expand(-1, -1, -1, net.count) * net.linear.bias[: net.count] + steps
 
 
 def by_input(net: Deciding, x: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ class KnownConstants(TorchFunctionMode):
     def _with_numbers(
         self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return a call with numbers for known tensors in slices and in lists of sizes: torch reads these."""
+        """Return a call with numbers for known tensors that torch would read: in slices, and as sizes."""
         if function is Tensor.__getitem__:
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
             slices = [
@@ -221,27 +221,29 @@ class KnownConstants(TorchFunctionMode):
                 for part in parts
             ]
             return (args[0], tuple(slices) if isinstance(args[1], tuple) else slices[0]), kwargs
-        lists = _lists_of_numbers(getattr(function, "__name__", ""))
-        first = min((place for place in lists if isinstance(place, int)), default=len(args))
+        takes = _numbers_of(getattr(function, "__name__", ""))
+        first = min(
+            (place for place, is_list in takes if is_list and isinstance(place, int)), default=len(args)
+        )
         is_spread = first < len(args) and not isinstance(args[first], (list, tuple))  # as in x.view(2, 3)
+        places = {place for place, _ in takes} | (set(range(first, len(args))) if is_spread else set())
         numbers = (
-            pytree.tree_map(self._number, each) if place in lists or (is_spread and place > first) else each
-            for place, each in enumerate(args)
+            pytree.tree_map(self._number, each) if i in places else each for i, each in enumerate(args)
         )
         named = {
-            name: pytree.tree_map(self._number, each) if name in lists else each
+            name: pytree.tree_map(self._number, each) if name in places else each
             for name, each in kwargs.items()
         }
         return tuple(numbers), named
 
     def _number(self, value: Any) -> Any:
-        """Return the number in a known tensor of one integer; anything else as it is."""
+        """Return the number in a known tensor of one element; anything else as it is."""
         known = self._find(value) if isinstance(value, Tensor) else None
-        if known is None or known.elements.numel() != 1 or known.elements.is_floating_point():
+        if known is None or known.elements.numel() != 1:
             return value
         self.read |= known.names
         with _disable_current_modes():
-            return int(known.elements)
+            return known.elements.item()
 
     def _forget(self, written: Iterable[_Known]) -> None:
         """Forget what shares memory with values that a call wrote without giving them another version."""
@@ -268,21 +270,27 @@ class KnownConstants(TorchFunctionMode):
 
 
 @functools.cache
-def _lists_of_numbers(name: str) -> frozenset[int | str]:
-    """Return the arguments of ATen's function of a name that are lists of integers, by place and name.
+def _numbers_of(name: str) -> frozenset[tuple[int | str, bool]]:
+    """Return the arguments of ATen's function that are numbers, and not tensors, by place and by name.
 
-    >>> sorted(_lists_of_numbers("pad"), key=str), _lists_of_numbers("cat")
-    ([1, 'pad'], frozenset())
+    Beside each is whether it is a list.
+
+    >>> (1, True) in _numbers_of("pad"), (1, False) in _numbers_of("unsqueeze"), dict(_numbers_of("mul")).get(1)
+    (True, True, None)
     """
     packet = getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     found: dict[int | str, set[str]] = {}
     for overload in overloads:
         for place, argument in enumerate(getattr(packet, overload)._schema.arguments):
-            for key in (place, argument.name):
+            for key in (argument.name,) if argument.kwarg_only else (place, argument.name):
                 found.setdefault(key, set()).add(str(argument.type))
     kinds = {key: " ".join(types) for key, types in found.items()}
-    return frozenset(key for key, types in kinds.items() if "List[int]" in types and "Tensor" not in types)
+    return frozenset(
+        (key, "List[int]" in types)
+        for key, types in kinds.items()
+        if "Tensor" not in types and any(kind in types for kind in ("int", "number", "float"))
+    )
 
 
 def _has_elements(tensor: Tensor) -> bool:
