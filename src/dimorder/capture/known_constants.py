@@ -275,8 +275,8 @@ def _numbers_of(name: str) -> frozenset[tuple[int | str, bool]]:
 
     Beside each is whether it is a list.
 
-    >>> (1, True) in _numbers_of("pad"), (1, False) in _numbers_of("unsqueeze"), dict(_numbers_of("mul")).get(1)
-    (True, True, None)
+    >>> (1, True) in _numbers_of("pad"), (1, False) in _numbers_of("unsqueeze"), 1 in dict(_numbers_of("mul"))
+    (True, True, False)
     """
     packet = getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
