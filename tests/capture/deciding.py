@@ -78,13 +78,6 @@ def checked(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(y[..., 2:7])
 
 
-def checked_by_number(net: Deciding, x: Tensor) -> Tensor:
-    assert (x > 0).sum(-1).max().item() <= x.shape[-1]
-    assert x.abs().max().item() < 900
-    y: Tensor = net.linear(x)
-    return y
-
-
 def by_mask(net: Deciding, x: Tensor) -> Tensor:
     lower = torch.ones(7, 5).tril(-1) > 0
     y: Tensor = net.linear(x)[:, 0, :, None] * net.linear.weight
@@ -248,7 +241,6 @@ DECIDED = (
     by_copy_written,
     by_window,
     checked,
-    checked_by_number,
     by_copies,
     by_mask,
     by_places,
