@@ -115,10 +115,11 @@ class KnownConstants(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        args, kwargs = self._with_numbers(function, args, kwargs or {})
+        kwargs = kwargs or {}
         # torch's own kernels call operators; dynamo traces the branches of torch.cond
         if isinstance(function, torch._ops.OpOverload) or torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
+        args, kwargs = self._with_numbers(function, args, kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         known = [each for operand in operands if (each := self._find(operand)) is not None]
@@ -134,7 +135,7 @@ class KnownConstants(TorchFunctionMode):
             found = self._computed(function, args, kwargs)
             return pytree.tree_map_only(Tensor, lambda each: self._constant(each, names), found)
         if function is Tensor.__getitem__:
-            args = (args[0], self._by_places(args[1]))
+            args = (args[0], self._known_index(args[1]))
         holds = _asserted() if function is Tensor.__bool__ else None
         if holds is not None:
             return holds
@@ -195,10 +196,12 @@ class KnownConstants(TorchFunctionMode):
         self.known[id(traced)] = _Known(traced, traced._version, elements, names)
         return traced
 
-    def _by_places(self, index: Any) -> Any:
-        """Return an index in which known masks are the places of their true elements."""
+    def _known_index(self, index: Any) -> Any:
+        """Return an index with the places of known masks' true elements, and numbers for slices' ends."""
         parts = list(index) if isinstance(index, tuple) else [index]
         for i, part in reversed(list(enumerate(parts))):
+            if isinstance(part, slice):
+                parts[i] = slice(*map(self._number, (part.start, part.stop, part.step)))
             is_mask = isinstance(part, Tensor) and part.dtype == torch.bool and part.dim()
             known = self._find(part) if is_mask else None
             if known is not None:
@@ -211,16 +214,7 @@ class KnownConstants(TorchFunctionMode):
     def _with_numbers(
         self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return a call with numbers for known tensors that torch would read: in slices, and as sizes."""
-        if function is Tensor.__getitem__:
-            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            slices = [
-                slice(*map(self._number, (part.start, part.stop, part.step)))
-                if isinstance(part, slice)
-                else part
-                for part in parts
-            ]
-            return (args[0], tuple(slices) if isinstance(args[1], tuple) else slices[0]), kwargs
+        """Return a call with numbers for known tensors that torch would read as numbers, such as sizes."""
         takes = _numbers_of(getattr(function, "__name__", ""))
         first = min(
             (place for place, is_list in takes if is_list and isinstance(place, int)), default=len(args)

@@ -322,9 +322,8 @@ class _Chooser:
 
     def _count_volumes(self, points: Sequence[Point]) -> int:
         """Return how many products of a value's sizes differ between the points."""
-        size_at, volumes = self.program.size_at, self.program.volumes
-        values = ({math.prod(size_at(n, point) for n in each) for point in points} for each in volumes)
-        return sum(len(each) > 1 for each in values)
+        volume_at, volumes = self.program.volume_at, self.program.volumes
+        return sum(len({volume_at(each, point) for point in points}) > 1 for each in volumes)
 
     def _count_alike(self, point: Point) -> int:
         """Return how many of the sizes and numbers are equal to another one at a point."""

@@ -154,8 +154,7 @@ class SymbolicProgram:
         for size in (*self.sizes, *self.numbers):
             known.setdefault(tuple(self.size_at(size, point) for point in points), size)
         volumes: dict[tuple[int, ...], Any] = {
-            tuple(math.prod(self._shape(each, point)) for point in points): math.prod(each)
-            for each in self.volumes
+            tuple(self.volume_at(each, point) for point in points): math.prod(each) for each in self.volumes
         }
         mode = fake_mode_of(self.exported)
         assert mode is not None, "symbols are of a mode"
@@ -237,6 +236,10 @@ class SymbolicProgram:
 
     def _shape(self, shape: Sequence[Any], point: Point) -> tuple[int, ...]:
         return tuple(self.size_at(size, point) for size in shape)
+
+    def volume_at(self, sizes: Sequence[Any], point: Point) -> int:
+        """Return the product of some sizes of a value at a point."""
+        return math.prod(self._shape(sizes, point))
 
     def size_at(self, size: Any, point: Point) -> int:
         """Return a size of the program, or a number that it computes from sizes, at a point."""
