@@ -324,3 +324,29 @@ def test_a_size_may_be_written_into_a_tensor(target: str) -> None:
     lowered = dimorder.lower(module, (torch.randn(2, 9),), target=target, dynamic_shapes=dims)
     for length in (4, 13, 40):
         assert max(errors(lowered, module, torch.randn(2, length))) <= 1e-5
+
+
+class Placed(nn.Module):
+    """Adds the place of each row to points near it. Returns the places too, of every picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets = nn.Linear(6, 2 * 3 * 4 * 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = nn.functional.pad(x, (1, 0, 0, 1)).flatten(2).transpose(1, 2)
+        pictures, rows, _ = x.shape
+        places = ((torch.arange(rows) + 0.5) / rows)[None, :, None, None] * torch.ones(pictures, 1, 3, 2)
+        points = places[:, :, None, :, None] + self.offsets(x).view(pictures, rows, 2, 3, 4, 2)
+        return points.reshape(pictures, 4, 5, 2, 24).sum(1), places * 2
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_a_constant_is_repeated_for_each_picture_of_a_batch(target: str) -> None:
+    """Along the batch it has one place, so that its rows are not merged with the batch."""
+    require_runtime(target)
+    module = Placed().eval()
+    dims = ({0: Dim("N", min=1, max=5)},)
+    lowered = dimorder.lower(module, (torch.randn(2, 6, 3, 4),), target=target, dynamic_shapes=dims)
+    for pictures in (1, 2, 5):
+        assert max(errors(lowered, module, torch.randn(pictures, 6, 3, 4))) <= 1e-5

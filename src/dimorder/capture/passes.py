@@ -123,10 +123,18 @@ def drop_expands(module: GraphModule) -> None:
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.expand.default):
         for user in list(node.users):
-            others = [each for each in user.all_input_nodes if each is not node]
-            if _broadcasts(user.target) and any(_are_of_one_shape(each, user) for each in others):
+            if may_broadcast(node, user):
                 user.replace_input_with(node, node.args[0])
     module.graph.eliminate_dead_code()
+
+
+def may_broadcast(node: Node, user: Node) -> bool:
+    """Return whether a user of a value gives the same result if the value's size is 1 where it repeats.
+
+    It does if it broadcasts, and another operand has the sizes of its result.
+    """
+    others = [each for each in user.all_input_nodes if each is not node]
+    return _broadcasts(user.target) and any(_are_of_one_shape(each, user) for each in others)
 
 
 def _broadcasts(target: Any) -> bool:

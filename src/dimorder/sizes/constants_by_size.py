@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from dimorder.capture.captured import Captured, Slices
+from dimorder.capture.passes import may_broadcast
 from dimorder.clock import Progress, report_each
 from dimorder.graph.nodes import EXPORTED, add_meta, bound, set_value, source_of
 from dimorder.graph.prediction import without_data
@@ -103,6 +104,10 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
     found = True
     for row in rows:
         tensors, whole = _tensors(programs, row), twins.get(row[0].name)
+        if whole is not None and (dims := _repeating_dims(row, [*tensors, whole])):
+            tensors, whole = [_narrow(tensor, dims) for tensor in tensors], _narrow(whole, dims)
+            for each, node, tensor in zip(programs, row, tensors, strict=True):
+                _replace(each, node, tensor)
         if broadcast_row(tensors if whole is None else [*tensors, whole]) is not None:
             continue
         part = _slices(tensors, whole)
@@ -111,6 +116,33 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
             if part is not None:
                 _slice(each, node, part)
     return found
+
+
+def _repeating_dims(row: Sequence[Node], tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the dimensions of varying size along which constants repeat one place, if their users broadcast.
+
+    XNNPACK and LiteRT have no constant of a dynamic size, and such a dimension merges with its neighbours.
+    """
+    if len({tensor.dim() for tensor in tensors}) != 1:
+        return []
+    if not all(may_broadcast(node, user) for node in row for user in node.users):
+        return []
+    dims = range(tensors[0].dim())
+    varying = (d for d in dims if 0 not in (sizes := {each.shape[d] for each in tensors}) and len(sizes) > 1)
+    return [d for d in varying if all(are_equal(t, _narrow(t, [d]).expand(t.shape)) for t in tensors)]
+
+
+def _narrow(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Return the first place along dimensions."""
+    for dim in dims:
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _replace(program: Captured, node: Node, constant: torch.Tensor) -> None:
+    """Put a constant in place of the one that a node reads."""
+    setattr(program.module, str(node.target), constant.clone(memory_format=torch.contiguous_format))
+    set_value(node, without_data(constant))
 
 
 def _computed_slices(programs: Sequence[Captured], largest: Captured) -> dict[str, Slices]:
@@ -165,8 +197,7 @@ def _is_window(tensor: torch.Tensor, slices: Slices) -> bool:
 def _slice(program: Captured, node: Node, part: Slices) -> None:
     """Put the whole constant in place of one, and slices of it in place of what its readers read."""
     shape, users = program.constant(node).shape, list(node.users)
-    setattr(program.module, str(node.target), part.whole.clone(memory_format=torch.contiguous_format))
-    set_value(node, without_data(part.whole))
+    _replace(program, node, part.whole)
     source = source_of(users[0], EXPORTED)
     sliced, value = node, part.whole
     first = next(each for each in program.nodes if each.op == "call_function")

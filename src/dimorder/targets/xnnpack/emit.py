@@ -39,8 +39,6 @@ from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.sketch import partition_for_ranges, reason_outside
 from dimorder.verification.network_calls import Run
 
-aten = torch.ops.aten
-
 
 def emit(
     program: ExportedProgram,
@@ -109,7 +107,7 @@ def _file(
     """Return the file of a program around delegates. `table` has its dynamic sizes."""
     examples = tuple(plan.tensors(plan.inputs))
     outer = outer_program(module, examples, {} if table is None else table.ranges)
-    if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
+    if any(isinstance(node.target, torch._ops.OpOverload) for node in outer.graph.nodes):
         return _lower_outside(plan, outer, texts)
     return write_pte(turn_inputs_into_buffers(outer, plan.state), texts, keep_delegates=True)
 

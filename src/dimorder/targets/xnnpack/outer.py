@@ -231,8 +231,7 @@ class OuterBuilder:
             return self._constant(tensor)
         row = self._constant(row_of(node, tensor, self.plan))
         sizes = [self.sizes.number(n, node, []) if isinstance(n, DynamicSize) else n for n in shape]
-        expand: Any = aten.expand.default
-        return self.graph.call_function(expand, (row, sizes))
+        return self.graph.call_function(dense_operator(aten.expand.default), (row, sizes))
 
     def _constant(self, value: Tensor) -> Node:
         name = f"constant_{len(list(self.root.buffers()))}"

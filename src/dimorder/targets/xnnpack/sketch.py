@@ -204,7 +204,8 @@ def _node_of_unfit_sizes(plan: Partition) -> Node | None:
         try:
             derive_sizes(build_delegate(plan, group, fused, Sketch()).graph)
         except SizesError as error:
-            if error.node not in readers and not plan.operators.is_relabel(error.node):
+            may_leave = error.node in readers or plan.operators.is_relabel(error.node)
+            if error.node in plan.refused or not may_leave:
                 raise
             return error.node
     return None
