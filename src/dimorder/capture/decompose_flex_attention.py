@@ -51,7 +51,7 @@ def _compute(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what flex_attention does: the sums of values, and of each row its logarithm and largest score.
 
-    The last two are in base 2. What nobody reads is left out of the program.
+    The last two are in base 2. The program leaves out what nobody reads.
     """
     show, groups = block_mask[-1], query.shape[1] // key.shape[1]
     if groups > 1:
