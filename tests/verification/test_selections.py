@@ -247,6 +247,20 @@ def test_the_best_integers_are_exact() -> None:
     _require_best(node, scores[1:2], scores[1:2], scores, 1e-4)
 
 
+@pytest.mark.parametrize("target", ["xnnpack", "litert"])
+def test_groups_by_a_sort_of_equal_integers_have_any_members(target: str) -> None:
+    """torch.export names such a sort by whether it is stable. This one gathers rows by their kinds."""
+    require_runtime(target)
+
+    def groups(_: Any, y: torch.Tensor) -> torch.Tensor:
+        rows = y.argmax(2).sort(stable=False).indices
+        return y.gather(1, rows[..., None].expand_as(y)).unflatten(1, (3, 8)).softmax(2)
+
+    x = torch.randn(2, 24, 5)
+    result = dimorder.lower(Net(groups), (x,), target=target)(x)
+    assert torch.allclose(result.sum(2), torch.ones(2, 3, 5))
+
+
 @pytest.mark.parametrize("target", ["xnnpack", "litert", "tosa"])
 def test_argsort_of_equal_scores_has_any_sequence(target: str) -> None:
     require_runtime(target)

@@ -171,6 +171,7 @@ def _selecting_calls(network: Graph) -> Iterator[Node]:
             is_float = node.all_input_nodes[0].meta["val"].is_floating_point()
             is_cast = node.target in _CASTS and node.meta["val"].is_floating_point()
             of_equal = node.target in (aten.topk.default, aten.sort.default, aten.argsort.default)
+            of_equal |= node.target is aten.sort.stable and not node.kwargs["stable"]
             if (is_float and not is_cast) or of_equal:
                 yield node
 
