@@ -139,6 +139,11 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
         [X],
         counted(add=1, reshape=2, slice=10, cat=1),
     ),
+    "an as_strided of a transposed value's memory": (
+        lambda m, x: torch.as_strided((x + 1).transpose(1, 2), (3, 4), (7, 2), 5),
+        [X],
+        counted(add=1, permute=1, reshape=2, slice=10, cat=1),
+    ),
     "an as_strided that is written": (
         lambda m, x, y: torch.as_strided_scatter(x + 1, y, (2, 3), (9, 2), 4),
         [X, (2, 3)],
@@ -300,7 +305,7 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
         Net(lambda m, x: x.add_(1)), X, "\n  found: the program writes to it"
     ),
     "memory that is read directly": (
-        Net(lambda m, x: torch.as_strided(x.mT, (3, 2), (7, 2))),
+        Net(lambda m, x: torch.as_strided(x[..., 1:].mT, (3, 2), (7, 2), 0)),
         X,
         "sizes [3, 2], strides [7, 2] read memory",
     ),

@@ -87,16 +87,15 @@ def expand(n: Tracer, x: Value, shape: Sequence[int], implicit: bool = False) ->
 def _places(
     n: Tracer, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None
 ) -> torch.Tensor:
-    """Return the place of each element that strides select in the row-major memory of x."""
-    places = torch.full([1] * len(size), offset or 0)
-    for d, (extent, step) in enumerate(zip(size, stride, strict=True)):
-        places = places + (torch.arange(extent) * step).reshape(
-            [-1 if e == d else 1 for e in range(len(size))]
-        )
+    """Return the place in x, row-major, of each element that strides select in its memory."""
     memory = n.node.args[0].meta["val"]
-    is_whole = memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
-    if is_whole and memory.is_contiguous() and places.amax() < math.prod(shape_of(x)):
-        return places
+    first = memory.storage_offset()
+    own = _addresses(memory.shape, memory.stride(), first)
+    selected = _addresses(size, stride, first if offset is None else offset)
+    places = torch.full((1 + int(torch.cat([own, selected]).amax()),), -1)
+    places[own] = torch.arange(len(own))
+    if len(own) == math.prod(shape_of(x)) == len(own.unique()) and (places[selected] >= 0).all():
+        return places[selected]
     raise UnsupportedError(
         "aten.as_strided",
         f"sizes {list(size)}, strides {list(stride)} read memory directly",
@@ -104,10 +103,18 @@ def _places(
     )
 
 
+def _addresses(size: Sequence[int], stride: Sequence[int], first: int) -> torch.Tensor:
+    """Return the address in memory of each element of a tensor, row-major."""
+    addresses = torch.tensor([first])
+    for extent, step in zip(size, stride, strict=True):
+        addresses = (addresses[:, None] + torch.arange(extent) * step).reshape(-1)
+    return addresses
+
+
 def _as_strided(
     n: Tracer, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Value:
-    places = _places(n, x, size, stride, offset).reshape(-1)
+    places = _places(n, x, size, stride, offset)
     if torch.equal(places, torch.arange(math.prod(shape_of(x)))):
         return view(n, x, size)
     return view(n, n.write(aten.index_select.default, view(n, x, [-1]), 0, places), size)
@@ -121,7 +128,7 @@ def _as_strided_scatter(
     stride: Sequence[int],
     offset: int | None = None,
 ) -> Value:
-    places = _places(n, x, size, stride, offset).reshape(-1)
+    places = _places(n, x, size, stride, offset)
     written = n.write(aten.index_put.default, view(n, x, [-1]), [places], view(n, source, [-1]))
     return view(n, written, shape_of(x))
 
