@@ -96,6 +96,11 @@ def by_sizes(net: Deciding, x: Tensor) -> Tensor:
     return y[..., None].expand(-1, -1, -1, net.count) * net.linear.bias[: net.count] + steps
 
 
+def by_sizes_of_functions_in_python(net: Deciding, x: Tensor) -> Tensor:
+    resized = F.interpolate(net.linear(x)[None], size=(net.sizes[0], net.count), mode="bilinear")
+    return F.normalize(resized, 2, net.count)
+
+
 def by_input(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(x) if x.sum() > 0 else x
 
@@ -253,6 +258,7 @@ DECIDED = (
     by_mask,
     by_places,
     by_sizes,
+    by_sizes_of_functions_in_python,
 )
 REFUSED = (
     by_input,

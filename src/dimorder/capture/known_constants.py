@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ class KnownConstants(TorchFunctionMode):
         self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return a call with numbers for known tensors that torch would read as numbers, such as sizes."""
-        takes = _numbers_of(getattr(function, "__name__", ""))
+        takes = _numbers_of(function)
         first = min(
             (place for place, is_list in takes if is_list and isinstance(place, int)), default=len(args)
         )
@@ -264,27 +265,38 @@ class KnownConstants(TorchFunctionMode):
 
 
 @functools.cache
-def _numbers_of(name: str) -> frozenset[tuple[int | str, bool]]:
-    """Return the arguments of ATen's function that are numbers, and not tensors, by place and by name.
+def _numbers_of(function: Any) -> frozenset[tuple[int | str, bool]]:
+    """Return the arguments of a torch function that are numbers, and not tensors, by place and by name.
 
     Beside each is whether it is a list.
 
-    >>> (1, True) in _numbers_of("pad"), (1, False) in _numbers_of("unsqueeze"), 1 in dict(_numbers_of("mul"))
-    (True, True, False)
+    >>> (1, True) in _numbers_of(functional.pad), (1, False) in _numbers_of(torch.unsqueeze)
+    (True, True)
+    >>> 1 in dict(_numbers_of(torch.mul)), ("size", False) in _numbers_of(functional.interpolate)
+    (False, True)
     """
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     found: dict[int | str, set[str]] = {}
-    for overload in overloads:
-        for place, argument in enumerate(getattr(packet, overload)._schema.arguments):
-            for key in (argument.name,) if argument.kwarg_only else (place, argument.name):
-                found.setdefault(key, set()).add(str(argument.type))
+    for place, name, kind in _arguments_of(function):
+        for key in (name,) if place is None else (place, name):
+            found.setdefault(key, set()).add(kind)
     kinds = {key: " ".join(types) for key, types in found.items()}
     return frozenset(
         (key, "List[int]" in types)
         for key, types in kinds.items()
         if "Tensor" not in types and any(kind in types for kind in ("int", "number", "float"))
     )
+
+
+def _arguments_of(function: Any) -> Iterator[tuple[int | None, str, str]]:
+    """Yield the place, name and type of each argument of ATen's function, or of a function in Python."""
+    packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        for overload in packet.overloads():
+            for place, argument in enumerate(getattr(packet, overload)._schema.arguments):
+                yield None if argument.kwarg_only else place, argument.name, str(argument.type)
+    elif isinstance(function, FunctionType):
+        for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+            yield place, parameter.name, str(parameter.annotation)
 
 
 def _has_elements(tensor: Tensor) -> bool:
