@@ -176,7 +176,7 @@ class Trial(NetworkCalls):
         if isinstance(again, str) or differ(again, expected):
             raise UnsupportedError(
                 "the network, called again on the same inputs",
-                "other results than before: it keeps something that is no buffer",
+                "other results: it keeps something that is no buffer, or a kernel of PyTorch varies",
                 "register what it keeps: self.register_buffer(name, tensor)",
             )
 
