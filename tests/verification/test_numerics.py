@@ -1,4 +1,4 @@
-"""Test that a run in float64 reads constants without a rounding."""
+"""Test that a run in float64 reads constants without a rounding, and computes complex numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchao.quantization.granularity import PerAxis
 import dimorder
 from dimorder.capture.captured import capture
 from dimorder.graph.quantized import Scaled
-from dimorder.verification.numerics import Float64Run
+from dimorder.verification.numerics import Float64Run, FunctionalProgram
 
 
 class Words(nn.Module):
@@ -50,3 +50,23 @@ def test_halves_in_a_table_of_integers_are_rounded_alike(seed: int) -> None:
     quantize_(network, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8))
     sizes = ({1: torch.export.Dim("L", min=1, max=12)},)
     assert dimorder.lower(network, (IDS,), dynamic_shapes=sizes).max_rel_error < 0.01
+
+
+class Turned(nn.Module):
+    """Turns pairs of numbers by constant angles, as Llama 4 does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(15.0).reshape(5, 3) / 7
+        turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+        pairs = torch.view_as_complex(x.float().reshape(2, 5, 3, 2))
+        return torch.view_as_real(pairs * turns).flatten(2).to(x.dtype)
+
+
+def test_complex_numbers_are_computed_in_float64() -> None:
+    x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0)).half()
+    (turned,) = FunctionalProgram(torch.export.export(Turned(), (x,))).run((x,), Float64Run)
+    assert turned.dtype == torch.float64
+    angles = torch.arange(15.0).reshape(5, 3).div(7).double()
+    turns = torch.polar(torch.ones_like(angles), angles)
+    exact = torch.view_as_complex(x.double().reshape(2, 5, 3, 2)) * turns
+    torch.testing.assert_close(turned, torch.view_as_real(exact).flatten(2), rtol=0, atol=1e-6)

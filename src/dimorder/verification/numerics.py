@@ -351,8 +351,8 @@ def _wide(value: Any) -> Any:
     if isinstance(value, Scaled):
         return value.in_float64
     if isinstance(value, torch.dtype):
-        return torch.float64 if value.is_floating_point else value
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
+    return value.to(_wide(value.dtype)) if isinstance(value, Tensor) else value
 
 
 def _narrow(value: Any) -> Any:
