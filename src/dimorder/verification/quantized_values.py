@@ -48,7 +48,7 @@ class RoundingErrors:
         outputs: The relative errors that outputs of floats may have.
     """
 
-    read: Mapping[str, float | Tensor] = field(default_factory=dict)
+    read: Mapping[str, Tensor] = field(default_factory=dict)
     outputs: Sequence[float] = ()
 
 
@@ -99,7 +99,7 @@ def record_quantized(
         if origin in run.quantized:
             values[node.name] = _as_captured(run.quantized[origin], node)
         if origin in errors.read:
-            margins[node.name] = margins.get(node.name, 0.0) + errors.read[origin]
+            margins[node.name] = margins.get(node.name, 0.0) + _as_captured(errors.read[origin], node)
     return QuantizedValues(values, after, margins)
 
 
@@ -124,8 +124,8 @@ def bias_margins(captured: GraphModule) -> dict[str, float | Tensor]:
 
 def _as_captured(value: Tensor, node: Node) -> Tensor:
     """Return what a captured node keeps of the value of the exported program's node, as signed integers if
-    the captured ones are."""
-    for dim, first, end in node.meta.get(CUTS, ()):
+    the captured ones are. One margin for all elements has no dimensions."""
+    for dim, first, end in node.meta.get(CUTS, ()) if value.dim() else ():
         value = value.narrow(dim, first, end - first)
     if value.dtype == torch.uint8 and node.meta["val"].dtype == torch.int8:
         return (value.to(torch.int16) - 128).to(torch.int8)
