@@ -33,6 +33,8 @@ from dimorder.verification.numerics import Float64Run, NoisyRun
 from dimorder.verification.reference import HALF_FACTOR
 from dimorder.verification.relative_error import error_in_float64
 
+aten = torch.ops.aten
+
 # How many draws of noise explain what a comparison finds: first none. An element at a step takes one side of
 # it in each draw, so few draws may miss the other one.
 DRAWS = (0, 4, 20)
@@ -85,14 +87,15 @@ def record_quantized(
     """
     if not state_of(exported) and not is_dynamic(captured):  # torch names the calls anew that it decomposes
         exported = run_passes(EXPORTED_PASSES, exported)
-    run = _QuantizedRun(_with_state(exported, state))
+    by_topk = _sorts_by_topk(captured)
+    run = _QuantizedRun(_with_state(exported, state, by_topk))
     run.run(*inputs)
     after = dict(state)
     if state_of(exported):  # a functional program writes the buffers of its own module
         after = {name: run.module.get_buffer(name) for name in state}
     errors = RoundingErrors()
     if not is_dynamic(captured):  # the outputs of such a program are compared instead
-        errors = rounding_errors(exported, inputs, run.quantized, state, draws=draws)
+        errors = rounding_errors(exported, inputs, run.quantized, state, draws=draws, by_topk=by_topk)
     values, margins = dict[str, Tensor](), bias_margins(captured)
     for node in captured.graph.nodes:
         origin = node.meta.get(EXPORTED)
@@ -139,6 +142,7 @@ def rounding_errors(
     state: Mapping[str, Tensor] = MappingProxyType({}),
     half_sums: bool = False,
     draws: int = 0,
+    by_topk: bool = False,
 ) -> RoundingErrors:
     """Return how far half precision, or noise, may move the values of a program; else nothing does.
 
@@ -152,15 +156,16 @@ def rounding_errors(
         half_sums: whether sums may be kept in float16.
         draws: how often each float is moved by as much as float32 rounds a long sum. Each element then has an
             error of its own: one channel may amplify what others do not.
+        by_topk: whether each sort is the topk of all elements, as in the program's normal form.
     """
     if not (draws or any(map(is_half, program.graph.nodes))):
         return RoundingErrors()
-    wide = _WideRun(_with_state(program, state), integers)
+    wide = _WideRun(_with_state(program, state, by_topk), integers)
     exact = wide.tensors(*inputs)
     read, outputs = dict[str, Tensor](), [0.0] * len(exact)
     modes: list[AbstractContextManager[Any]] = [nullcontext(), *([HalfSums()] if half_sums else [])]
     for mode, seed in itertools.product(modes, range(draws or 1)):
-        own = _with_state(program, state)
+        own = _with_state(program, state, by_topk)
         narrow = _NoisyQuantizedRun(own, integers, seed) if draws else _QuantizedRun(own, integers)
         with mode:
             found = narrow.tensors(*inputs)
@@ -174,8 +179,17 @@ def rounding_errors(
     return RoundingErrors(read, outputs)
 
 
-def _with_state(exported: ExportedProgram, state: Mapping[str, Tensor]) -> Module:
-    """Return a program as a graph with other values of its buffers, which it may write."""
+def _sorts_by_topk(captured: GraphModule) -> bool:
+    """Return whether a normal form has topk for sorts: it may give equal elements in another sequence."""
+    topk, sorts = (
+        captured.graph.find_nodes(op="call_function", target=target)
+        for target in (aten.topk.default, aten.sort.default)
+    )
+    return bool(topk) and not sorts
+
+
+def _with_state(exported: ExportedProgram, state: Mapping[str, Tensor], by_topk: bool = False) -> Module:
+    """Return a program as a graph with other values of its buffers, which it may write; see `by_topk`."""
     own = {name: value.clone() for name, value in state.items()}
     if own:
         held, constants = (
@@ -183,7 +197,15 @@ def _with_state(exported: ExportedProgram, state: Mapping[str, Tensor]) -> Modul
             for each in (exported.state_dict, exported.constants)
         )
         exported = replace_parts(exported, state_dict=held, constants=constants)
-    return graph_with_tensors(exported)
+    module = graph_with_tensors(exported)
+    sorts = module.graph.find_nodes(op="call_function", target=aten.sort.default) if by_topk else ()
+    for node in sorts:
+        given, shape = bound(node.target, node.args, node.kwargs), node.meta["val"][0].shape
+        if shape:
+            count, dim = shape[given["dim"]], given["dim"]
+            node.target, node.args = aten.topk.default, (given["self"], count, dim, given["descending"])
+            node.kwargs = {}
+    return module
 
 
 class _ReadRun(GraphRun):
