@@ -143,3 +143,19 @@ def test_what_is_no_buffer_is_refused_at_the_second_attempt_too() -> None:
     for _ in range(3):
         with pytest.raises(UnsupportedError, match="it keeps something that is no buffer"):
             dimorder.lower(network, (torch.randn(2, 3),))
+
+
+def test_a_buffer_that_a_part_moves_to_its_own_device_is_no_state() -> None:
+    class Moved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.table = self.table.to(device=x.device, dtype=x.dtype)
+            return x * self.table
+
+    network, x = nn.Sequential(Moved()), torch.randn(2, 3, 5)
+    lowered = dimorder.lower(network, (x,))
+    assert not lowered.contract.state
+    torch.testing.assert_close(lowered(x), network(x))

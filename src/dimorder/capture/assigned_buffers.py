@@ -67,7 +67,8 @@ def _assignments(model: nn.Module) -> Iterator[dict[_PartBuffer, None]]:
     parts, assigned = set(model.modules()), dict[_PartBuffer, None]()
 
     def assign(module: nn.Module, name: str, value: Tensor | None) -> Any:
-        if module not in parts:  # one that torch makes as it traces
+        # torch makes modules as it traces; `self.table = self.table.to(x.device)` assigns nothing new
+        if module not in parts or value is module._buffers.get(name):
             return None
         assigned[module, name] = None
         return None if value is None else value.clone()
