@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from dimorder.graph.prediction import assumptions_of
@@ -60,4 +61,4 @@ def _assumptions(program: SymbolicProgram) -> list[Callable[..., bool]]:
     varying = (each for each in assumed if each.free_symbols and each.free_symbols <= {*roots})
     written = dict.fromkeys(map(PythonPrinter().doprint, varying))
     names = ", ".join(map(str, roots))
-    return [eval(f"lambda {names}: {each}", {"math": math}) for each in written]
+    return [eval(f"lambda {names}: {each}", {"math": math, "torch": torch}) for each in written]
