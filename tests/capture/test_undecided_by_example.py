@@ -109,6 +109,29 @@ def test_a_matmul_takes_places_that_are_one_at_some_sizes() -> None:
         assert relative_error(lowered(x), model(x)) < 1e-5, (count, high, wide)
 
 
+class Halves(nn.Module):
+    """Computes one half of a sequence by one linear, and the rest by another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = x.shape[1] // 2
+        return torch.cat([self.first(x[:, :middle]), self.last(x[:, middle:])], 1)
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+def test_linears_take_parts_of_a_batch_of_sequences_that_may_have_one(target: str) -> None:
+    require_runtime(target)
+    model, sizes = Halves().eval(), ({0: Dim("N", max=4), 1: Dim("T", min=4, max=40)},)
+    lowered = dimorder.lower(model, (torch.randn(2, 17, 6),), target=target, dynamic_shapes=sizes)
+    for count, length in ((1, 4), (4, 40), (1, 5), (3, 22)):
+        x = torch.randn(count, length, 6)
+        assert relative_error(lowered(x), model(x)) < 1e-5, (count, length)
+
+
 class Pooled(nn.Module):
     """Pools a map by 2, which needs two rows, after a convolution of which one row would be enough."""
 

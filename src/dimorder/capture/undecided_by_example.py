@@ -72,10 +72,10 @@ def _order(memory_format: torch.memory_format = torch.contiguous_format) -> torc
     return memory_format
 
 
-# A matmul reshapes operands of more than three dimensions.
+# A matmul reshapes operands of more than three dimensions, and a linear those of more than two.
 _RESHAPES = frozenset(
     {
         *(torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten),
-        *(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__),
+        *(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.nn.functional.linear),
     }
 )
