@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -158,3 +159,18 @@ def test_integers_are_divided_by_a_number_that_differs_at_a_size_of_one(target: 
     dims = {0: BATCH, 2: Dim("L", min=1, max=31)}
     shapes = [(3, 4, 1), (1, 4, 1), (6, 4, 31), (2, 4, 2), (4, 4, 17)]
     lowered_right(Places(), target, dims, shapes)
+
+
+class Resized(nn.Module):
+    """Resizes to numbers of which `int` makes integers of Python: torch.export fixes them without a word."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = int(x.shape[2] * 0.5), int(x.shape[3] * 0.75)
+        return F.interpolate(x, size=(rows, columns), mode="bilinear").relu()
+
+
+def test_sizes_that_torch_export_fixes_as_it_defers_assertions_are_traced() -> None:
+    dims, module = {2: Dim("H", min=6, max=40), 3: Dim("W", min=8, max=37)}, Resized()
+    lowered = dimorder.lower(module, (torch.randn(2, 3, 17, 22),), dynamic_shapes=(dims,), target="torch")
+    for height, width in ((6, 8), (40, 37), (9, 22), (17, 11)):
+        assert max(errors(lowered, module, torch.randn(2, 3, height, width))) <= 1e-6

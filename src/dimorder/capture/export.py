@@ -30,7 +30,7 @@ from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import require_exported_program, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.graph.prediction import assumptions_of
+from dimorder.graph.prediction import assumptions_of, deferred_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
@@ -90,6 +90,7 @@ def export(
     if known is None and dynamic_shapes is not None:
         known, last = _with_assertions(model, args, kwargs, dynamic_shapes)
         known = known or _traced(model, args, kwargs, dynamic_shapes)
+        known = known or _with_assertions(model, args, kwargs, dynamic_shapes, strict=True)[0]
     if known is None:
         for name, part in model.named_modules():  # a traced part is read, unless it was saved and loaded
             if isinstance(part, torch.jit._script.RecursiveScriptModule):
@@ -186,7 +187,11 @@ def _by_constants(
 
 
 def _with_assertions(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    strict: bool = False,
 ) -> tuple[ExportedProgram | None, Exception | None]:
     """Export a module with assertions for what torch could not prove of its sizes.
 
@@ -196,7 +201,7 @@ def _with_assertions(
     for decides in (nullcontext, undecided_by_example):
         try:
             with proven_contiguity(), decides():
-                program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
+                program = _exported(model, args, kwargs, dynamic_shapes, defers=True, strict=strict)
         except Exception as error:
             last = error
             continue
@@ -266,6 +271,7 @@ def holds_throughout(program: ExportedProgram) -> bool:
 
 
 def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    yield from deferred_of(program)
     for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         value = node.args[0]
         value = value.meta["val"] if isinstance(value, torch.fx.Node) else value

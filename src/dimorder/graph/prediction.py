@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -98,8 +99,20 @@ def fake_mode_of(program: ExportedProgram) -> FakeTensorMode | None:
 
 def assumptions_of(program: ExportedProgram) -> list[Any]:
     """Return what torch.export assumed of a program's sizes, as expressions of the dynamic sizes' symbols."""
-    mode = fake_mode_of(program)
-    environment = None if mode is None else mode.shape_env
+    environment = _environment_of(program)
     if environment is None:
         return []
     return [guard.expr.xreplace(environment.replacements) for guard in environment.guards]
+
+
+def deferred_of(program: ExportedProgram) -> list[Any]:
+    """Return what torch.export would assert as a program runs; the graph lacks some of these assertions."""
+    environment = _environment_of(program)
+    if environment is None:
+        return []
+    return [each.expr for each in itertools.chain(*environment.deferred_runtime_asserts.values())]
+
+
+def _environment_of(program: ExportedProgram) -> Any:
+    mode = fake_mode_of(program)
+    return None if mode is None else mode.shape_env
