@@ -174,3 +174,29 @@ def test_sizes_that_torch_export_fixes_as_it_defers_assertions_are_traced() -> N
     lowered = dimorder.lower(module, (torch.randn(2, 3, 17, 22),), dynamic_shapes=(dims,), target="torch")
     for height, width in ((6, 8), (40, 37), (9, 22), (17, 11)):
         assert max(errors(lowered, module, torch.randn(2, 3, height, width))) <= 1e-6
+
+
+class Rounded(nn.Module):
+    """Pads to lengths that Python rounds in floats, as `math.ceil` does: up, down and to the nearest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv1d(4, 5, 8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        length = x.shape[2]
+        frames = math.ceil((length - 8) / 4 + 1)
+        even = int(length / 8.0 + 0.875) * 8
+        middle = (even - length) // 2
+        return (
+            self.conv(F.pad(x, (0, (frames - 1) * 4 + 8 - length))),
+            self.conv(F.pad(x, (middle, even - length - middle))),
+            F.pad(x, (0, round(length * 1.5) - length)),
+            F.pad(x, (int(length * 0.3), 0)),
+        )
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+def test_numbers_that_python_rounds_in_floats(target: str) -> None:
+    lowered_right(Rounded().eval(), target, {2: LENGTH}, of_length(8, 9, 10, 11, 12, 13, 30, 63, 64))

@@ -12,16 +12,7 @@ import sympy
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._sympy.functions import (
-    CeilToInt,
-    FloatTrueDiv,
-    FloorDiv,
-    IntTrueDiv,
-    Mod,
-    PythonMod,
-    ToFloat,
-    TruncToInt,
-)
+from torch.utils._sympy.functions import PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -29,10 +20,9 @@ from dimorder.capture.claims import holds
 from dimorder.graph.dynamic_sizes import DynamicSize
 from dimorder.graph.tracing import at_most
 from dimorder.sizes.affine import Formula, fit_formula, fit_formulas, fit_quotient
+from dimorder.sizes.by_floors import by_floors, has_floats
 from dimorder.sizes.express_sizes import express, place_symbols, remainders_repeat_after
 
-_MOST_PARTS = 2**10  # of a fraction of a size: with more, a float is rounded
-_OF_FLOATS = (TruncToInt, CeilToInt, IntTrueDiv, FloatTrueDiv, ToFloat)  # of which files have none
 _MOST_COMPARED = 2**11  # sizes at which two expressions are compared
 
 
@@ -125,8 +115,9 @@ class SizeTable:
         if not isinstance(size, SymInt):
             return None
         known = (self.known.get(tuple(each)) for each in others)
-        written = express(_by_floors(size), [None if each is None else _by_floors(each) for each in known])
-        if written is None or written.has(*_OF_FLOATS):
+        floors = [None if each is None else by_floors(each.node.expr, self.ranges) for each in known]
+        written = express(by_floors(size.node.expr, self.ranges), floors)
+        if written is None or has_floats(written):
             return None
         places = {
             symbol: place
@@ -238,36 +229,6 @@ class SizeTable:
     def constant(self, tensor: Tensor) -> Tensor:
         """Return a constant without data."""
         return self.mode.from_tensor(tensor, static_shapes=True)
-
-
-def _by_floors(size: SymInt) -> Any:
-    """Return a size's expression with floors only, whose value is the same in Python and in ExecuTorch.
-
-    ExecuTorch's modulo of a negative number is negative, as in C++.
-    """
-    expression = size.node.expr.replace(PythonMod, _modulo).replace(Mod, _modulo)
-    return expression.replace(TruncToInt, _fraction).replace(CeilToInt, _rounded_up)
-
-
-def _modulo(dividend: Any, divisor: Any) -> Any:
-    return dividend - divisor * FloorDiv(dividend, divisor)
-
-
-def _fraction(number: Any) -> Any:
-    """Return a fraction of a size in integers, such as 3 * H // 2 for 1.5 * H, if floats compute it exactly.
-
-    A resize by a factor truncates the float. It is at least 0, so that this is a floor.
-    """
-    factor, size = number.as_coeff_Mul()
-    times, parts = float(factor).as_integer_ratio()
-    if isinstance(size, ToFloat) and times > 0 and parts <= _MOST_PARTS:
-        return FloorDiv(times * size.args[0], parts)
-    return TruncToInt(number)
-
-
-def _rounded_up(number: Any) -> Any:
-    """Return a quotient of sizes that is rounded up, as of a same padding, in integers."""
-    return -FloorDiv(-number.args[0], number.args[1]) if isinstance(number, IntTrueDiv) else CeilToInt(number)
 
 
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
