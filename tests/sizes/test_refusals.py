@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -32,12 +33,17 @@ def test_a_size_without_an_upper_bound_is_refused() -> None:
     ]
 
 
+def line_of(network: type[nn.Module], step: int) -> str:
+    """Return a line of a network's forward as errors name it."""
+    return f"test_refusals.py:{inspect.getsourcelines(network.forward)[1] + step}"
+
+
 def test_a_fraction_that_floats_round_is_no_size() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.interpolate(x, scale_factor=0.3)
+            return nn.functional.interpolate(x, scale_factor=0.29)  # of 100 it makes 28
 
-    dims = ({2: Dim("H", min=8, max=19)},)
+    dims = ({2: Dim("H", min=8, max=109)},)
     _, found, fix = refusal(Scaled(), torch.ones(1, 3, 11, 13), dims, target="torch")
     assert "depends on a dynamic size in a way that we cannot express" in found and "fix the size" in fix
 
@@ -119,7 +125,7 @@ def test_a_size_that_the_network_fixes_is_named_with_its_place(step: int) -> Non
 
     dims = ({2: step * Dim("H", min=2, max=9) if step > 1 else Dim("H", min=2, max=9)},)
     assert refusal(Fixed(), torch.ones(2, 3, 8, 6), dims) == [
-        "torch.export of Fixed",
+        f"torch.export of Fixed ({line_of(Fixed, 1)})",
         f"  found: the network takes one size alone: {'2*' * (step > 1)}H = 8 (dim 2 of x)",
         "  fix: give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape",
     ]
@@ -132,7 +138,7 @@ def test_a_size_that_the_network_fixes_is_named_where_constants_decide_too() -> 
             return nn.functional.avg_pool2d(x, x.shape[2:], divisor_override=5)
 
     assert refusal(Summed(), torch.ones(2, 3, 8, 6), ({2: Dim("H", min=2, max=9)},)) == [
-        "torch.export of Summed",
+        f"torch.export of Summed ({line_of(Summed, 2)})",
         "  found: the network takes one size alone: H = 8 (dim 2 of x)",
         "  fix: give a fixed size there (None in dynamic_shapes), or let the network compute with x.shape",
     ]
@@ -171,7 +177,7 @@ def test_sizes_that_must_be_equal_are_named_with_their_places() -> None:
     with pytest.raises(UnsupportedError) as refused:
         dimorder.lower(Sum(), (torch.ones(4, 3), torch.ones(4, 3)), dynamic_shapes=dims)
     assert str(refused.value).splitlines() == [
-        "torch.export of Sum",
+        f"torch.export of Sum ({line_of(Sum, 1)})",
         "  found: the network needs M (dim 0 of y) equal to N (dim 0 of x)",
         "  fix: give both the same Dim",
     ]
@@ -220,8 +226,9 @@ def test_integers_have_fixed_sizes_on_inductor() -> None:
 
 def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggests() -> None:
     dims = ({2: Dim("H", min=24, max=96)},)
-    assert refusal(zoo.network("unet").build(), torch.ones(1, 3, 32, 64), dims) == [
-        "torch.export of UNet",
+    where, *rest = refusal(zoo.network("unet").build(), torch.ones(1, 3, 32, 64), dims)
+    assert where.startswith("torch.export of UNet (own.py:")  # the line that joins a map with a larger one
+    assert rest == [
         "  found: the network needs (2*(H // 4)) == (H // 2), which not all 24 <= H <= 96 satisfy "
         "(dim 2 of x)",
         "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
@@ -357,3 +364,53 @@ def test_what_is_computed_from_selected_places_is_refused_for_its_selections() -
     example = (torch.randn(2, 40, 3), torch.randn(2, 40, 5))
     with pytest.raises(VerificationError, match="return what it selects from"):
         dimorder.lower(Interpolated(), example, dynamic_shapes=dims)
+
+
+class Looped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros(x.shape[0], 6)
+        for i in range(x.shape[1]):
+            y = (y + x[:, i]).relu()
+        return y
+
+
+class Longer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        return y if x.shape[1] > 20 else y.relu()
+
+
+class Quartered(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_avg_pool1d(x.transpose(1, 2), x.shape[1] // 4)
+
+
+class Wider(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1) if x.shape[0] > x.shape[1] else x.exp()
+
+
+@pytest.mark.parametrize(
+    "network, step, found",
+    [
+        (Looped(), 2, "the network takes one size alone: T = 17 (dim 1 of x)"),
+        (
+            Longer(),
+            2,
+            "the network needs 4 <= T and T <= 20, which not all 4 <= T <= 40 satisfy (dim 1 of x)",
+        ),
+        (Quartered(), 1, "the network needs (T // 4) == 4, which not all 4 <= T <= 40 satisfy (dim 1 of x)"),
+    ],
+)
+def test_a_refusal_names_the_line_that_decides_by_a_size(network: nn.Module, step: int, found: str) -> None:
+    dims = ({0: Dim("N", min=1, max=30), 1: Dim("T", min=4, max=40)},)
+    where, what, _ = refusal(network, torch.randn(7, 17, 6), dims, target="torch")
+    assert where == f"torch.export of {type(network).__name__} ({line_of(type(network), step)})"
+    assert what == f"  found: {found}"
+
+
+def test_a_network_that_decides_by_two_sizes_is_refused_for_the_line() -> None:
+    dims = ({0: Dim("N", min=1, max=30), 1: Dim("T", min=4, max=40)},)
+    _, found, fix = refusal(Wider(), torch.randn(7, 17, 6), dims, target="torch")
+    assert f"the network decides by sizes at {line_of(Wider, 1)}: output 0 has" in found
+    assert "narrow the ranges" in fix

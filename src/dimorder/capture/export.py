@@ -24,13 +24,13 @@ from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
-from dimorder.capture.size_refusals import refuses_some_sizes, unsolved_sizes
+from dimorder.capture.size_refusals import refuses_some_sizes, refusing_line, unsolved_sizes
 from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import require_exported_program, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.graph.prediction import assumptions_of, deferred_of
+from dimorder.graph.prediction import assumptions_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
@@ -98,7 +98,9 @@ def export(
         reason = explaining(first, later)
         if last is not None and all(map(refuses_some_sizes, (reason, last))):
             reason = last  # this export asks less of sizes
-        raise not_exported(model, reason, dynamic_shapes) from reason
+        raise not_exported(
+            model, reason, dynamic_shapes, refusing_line(reason) or refusing_line(first)
+        ) from reason
     return _prepared(known)
 
 
@@ -206,7 +208,7 @@ def _with_assertions(
             last = error
             continue
         last = None
-        if holds_throughout(program) and not is_narrowed(program):
+        if holds_throughout(program) and not is_narrowed(program) and not fixes_a_size(program):
             return program, None
     return None, last
 
@@ -271,7 +273,6 @@ def holds_throughout(program: ExportedProgram) -> bool:
 
 
 def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
-    yield from deferred_of(program)
     for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         value = node.args[0]
         value = value.meta["val"] if isinstance(value, torch.fx.Node) else value

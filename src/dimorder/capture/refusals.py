@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from dimorder.capture.size_refusals import places_of, refused_sizes
+from dimorder.capture.size_refusals import is_network_file, places_of, refused_sizes
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import is_static
 from dimorder.graph.nodes import operator_at, tensors_in, where
@@ -226,20 +225,28 @@ def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
     )
 
 
-def not_exported(model: torch.nn.Module, error: Exception, dynamic_shapes: Any = None) -> UnsupportedError:
-    """Return the error for a network that torch.export cannot export, in three lines."""
-    frame = next(_source_frames(error), None)
+def not_exported(
+    model: torch.nn.Module,
+    error: Exception,
+    dynamic_shapes: Any = None,
+    place: traceback.FrameSummary | None = None,
+) -> UnsupportedError:
+    """Return the error for a network that torch.export cannot export, in three lines.
+
+    `place` is a line of the network that the error may be about.
+    """
+    frame = next(_source_frames(error), None) or place
     line = "" if frame is None else f" ({Path(frame.filename).name}:{frame.lineno})"
-    place = f"torch.export of {type(model).__name__}{line}"
+    where = f"torch.export of {type(model).__name__}{line}"
     message = str(error).strip()
     code = "" if frame is None else frame.line  # an assertion without a text has its own
     reason = next((line for line in message.splitlines() if line.strip()), code or "no more is known")
     if _is_by_elements(error):
-        return UnsupportedError(place, *_BY_DATA)
+        return UnsupportedError(where, *_BY_DATA)
     sizes = partial(refused_sizes, places=places_of(model, dynamic_shapes))
     found = (read(message) for read in (_unknown_class, sizes, _structure, _wrong_call, _types, _by_text))
     known = next(filter(None, found), None)
-    return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
+    return UnsupportedError(where, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
 
 def _is_by_elements(error: Exception) -> bool:
@@ -259,13 +266,9 @@ def explaining(error: Exception, later: Exception | None) -> Exception:
 
 def _source_frames(error: BaseException | None) -> Iterator[traceback.FrameSummary]:
     """Yield the frames of the user's source where an error and its causes came from."""
-    own = str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<"
-    library = sysconfig.get_path("stdlib")
     while error is not None:
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            path = frame.filename
-            built_in = path.startswith(library) and "site-packages" not in path
-            if not (built_in or path.startswith(own)):
+            if is_network_file(frame.filename):
                 yield frame
                 break
         error = error.__cause__ or error.__context__

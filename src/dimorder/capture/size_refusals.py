@@ -5,26 +5,39 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import MappingProxyType
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from traceback import FrameSummary
+from types import FrameType, MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
+import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import DimConstraints
+from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from dimorder.capture.claims import holds
 
 _FIXED = re.compile(r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _GUARD = re.compile(
     r"Not all values of (\S+) = (L\[.+?\]\.size\(\)\[\d+\]) in the specified range (.+?) "
-    r"satisfy the generated guard (.+?)\.?$"
+    r"satisfy the generated guard (.+?)\.?$",
+    re.MULTILINE,
 )
+_RANGE = re.compile(r"(?:(\d+) <= )?\w+(?: <= (\d+))?")
 _EQUAL = re.compile(
     r"The values of (\S+) = (L\[.+?\]\.size\(\)\[\d+\]) and (\S+) = (L\[.+?\]) must always be equal"
 )
 _SIZE = re.compile(r"L\['(\w+)'\](\S*?)\.size\(\)\[(\d+)\]")
 _OUTSIDE = re.compile(r"^(\d+) not in range \[(\d+), (\w+)\]")
 _NO_MULTIPLE = re.compile(r"^Expected (\S+) = (\d+) of input Tensor to be of the form (\d+)\*")
+# What torch concludes of all guards follows the last one on its line.
+_CONCLUDED = re.compile(
+    r"(?<=[^\n])\.?Specializations unexpectedly required .*((\n *- solving the guards .*)*)"
+)
 _UNDECIDED = "Expected an equality constraint"  # an error of torch's solver
 
 
@@ -33,9 +46,10 @@ def unsolved_sizes() -> Iterator[None]:
     """Let torch.export go on where it has no words for what a network asks of its sizes.
 
     torch 2.13 looks for sizes to suggest after each export, and fails on quotients of quotients. Whether the
-    network takes all sizes is decided before.
+    network takes all sizes is decided before. An error gets the line of the network that refuses sizes.
     """
-    original = DimConstraints.prettify_results
+    original, produce = DimConstraints.prettify_results, ShapeEnv.produce_guards_verbose
+    checked: list[ShapeEnv] = []
 
     def suggest(self: DimConstraints, *args: Any) -> str:
         try:
@@ -43,8 +57,67 @@ def unsolved_sizes() -> Iterator[None]:
         except AssertionError:
             return ""
 
-    with patch.object(DimConstraints, "prettify_results", suggest):
-        yield
+    def check(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+        checked.append(self)
+        return produce(self, *args, **kwargs)
+
+    patches = (
+        patch.object(DimConstraints, "prettify_results", suggest),
+        patch.object(ShapeEnv, "produce_guards_verbose", check),
+        patch.object(ShapeEnv, "_get_user_frame", lambda self: _network_frame()),
+    )
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        try:
+            yield
+        except Exception as error:
+            error.refusing_line = _refusing_line(str(error), checked)  # type: ignore[attr-defined]
+            raise
+
+
+def refusing_line(error: Exception) -> FrameSummary | None:
+    """Return the line of a network that refuses sizes by an error, if it is known."""
+    return getattr(error, "refusing_line", None)
+
+
+def is_network_file(path: str) -> bool:
+    """Return whether a file is neither torch's, nor ours, nor Python's."""
+    is_built_in = path.startswith(_LIBRARY) and "site-packages" not in path
+    return not is_built_in and not path.startswith(_NO_NETWORK)
+
+
+_LIBRARY = sysconfig.get_path("stdlib")
+_NO_NETWORK = str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<"
+
+
+def _network_frame() -> FrameType | None:
+    """Return the call of a network that torch.export is in."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != torch.export.__file__:
+        if is_network_file(frame.f_code.co_filename):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _refusing_line(text: str, checked: Sequence[ShapeEnv]) -> FrameSummary | None:
+    """Return the line at which a network first asked what not all sizes of the ranges in torch's text are."""
+    if not checked or "Constraints violated" not in text:
+        return None
+    known = checked[-1]
+    wanted = {size: sizes for _, size, sizes, _ in _GUARD.findall(text)}
+    ranges = dict(known.var_to_range)
+    for symbol, sources in known.var_to_sources.items():
+        sizes = next((wanted[each.name] for each in sources if each.name in wanted), "")
+        if match := _RANGE.fullmatch(sizes):
+            ranges[symbol] = ValueRanges(int(match[1] or 1), int(match[2]) if match[2] else sympy.oo)
+    fixed = [
+        known.replacements_slocs[symbol] for symbol, size in known.replacements.items() if size.is_Integer
+    ]
+    refused = (guard.sloc for guard in known.guards if not holds(guard.expr, ranges))
+    places = (place.framework_loc for place in itertools.chain(fixed, refused))
+    return next((place for place in places if isinstance(place, FrameSummary)), None)
 
 
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})
@@ -79,7 +152,7 @@ def refused_sizes(text: str, places: Mapping[str, str] = _NO_PLACES) -> tuple[st
             "operators that ask something of a dynamic size which holds for some of its sizes alone",
             "narrow the range, or fix the size",
         )
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in _CONCLUDED.sub("", text).splitlines()]
     reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
     if "Constraints violated" not in text or not reasons:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from traceback import FrameSummary
 from typing import Any
 
 import torch
@@ -99,20 +100,19 @@ def fake_mode_of(program: ExportedProgram) -> FakeTensorMode | None:
 
 def assumptions_of(program: ExportedProgram) -> list[Any]:
     """Return what torch.export assumed of a program's sizes, as expressions of the dynamic sizes' symbols."""
-    environment = _environment_of(program)
-    if environment is None:
-        return []
-    return [guard.expr.xreplace(environment.replacements) for guard in environment.guards]
+    return [assumed for assumed, _ in places_of_assumptions(program)]
 
 
-def deferred_of(program: ExportedProgram) -> list[Any]:
-    """Return what torch.export would assert as a program runs; the graph lacks some of these assertions."""
-    environment = _environment_of(program)
-    if environment is None:
-        return []
-    return [each.expr for each in itertools.chain(*environment.deferred_runtime_asserts.values())]
+def places_of_assumptions(program: ExportedProgram) -> list[tuple[Any, FrameSummary | None]]:
+    """Return what torch.export assumed of a program's sizes, each with its line of the network, if known.
 
-
-def _environment_of(program: ExportedProgram) -> Any:
+    It defers some to assertions, of which the graph may lack some.
+    """
     mode = fake_mode_of(program)
-    return None if mode is None else mode.shape_env
+    environment = None if mode is None else mode.shape_env
+    if environment is None:
+        return []
+    known, deferred = environment.replacements, environment.deferred_runtime_asserts.values()
+    guards = [(guard.expr.xreplace(known), guard.sloc.framework_loc) for guard in environment.guards]
+    found = [*guards, *((each.expr.xreplace(known), None) for each in itertools.chain(*deferred))]
+    return [(assumed, place if isinstance(place, FrameSummary) else None) for assumed, place in found]

@@ -32,6 +32,7 @@ from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant, capture_at
 from dimorder.plans.network_plan import NetworkPlan
+from dimorder.sizes.assumptions import line_against
 from dimorder.sizes.choose_points import specialization_points, verification_points
 from dimorder.sizes.point_errors import explained_at
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
@@ -49,6 +50,7 @@ class _LabelledTrial:
     trial: Trial
     at: str = ""
     choices: Choices | None = None
+    decides: str | None = None  # the line of the network that decides by sizes, otherwise than the program
 
 
 class Checks:
@@ -92,12 +94,12 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None:
-                        _refuse(error, check.trial)
+                        _refuse(error, check)
                     own, place = as_function(selections.program), what + check.at
                     try:
                         errors.append(check.trial.compare_selected(own, selections, place, half_sums=False))
                     except VerificationError as other:
-                        _refuse(other, check.trial)
+                        _refuse(other, check)
         return max(errors)
 
     def compare_artifact(
@@ -150,11 +152,11 @@ class Checks:
                 except VerificationError as error:
                     selections = self._selections(physical, planned, check)
                     if selections is None or run is None:
-                        _refuse(error, check.trial)
+                        _refuse(error, check)
                     try:
                         found = _compare_selected(check.trial, emitted, selections, target, what, runs)
                     except UnsupportedError:
-                        _refuse(error, check.trial)
+                        _refuse(error, check)
                     errors.append(found)
         return max(errors)
 
@@ -219,7 +221,8 @@ class Checks:
         for i, point in enumerate(report_each(points, "running the network", self.progress)):
             trial = self._trial_at(point, sizes, contract, repeats=i == 0)
             at_points.append(trial.program)
-            yield _LabelledTrial(trial, f", at {format_point(point)}")
+            decides = line_against(sizes, point)
+            yield _LabelledTrial(trial, f", at {format_point(point)}", decides=decides)
         if program.state:
             calls = list(itertools.islice(itertools.cycle(at_points), max(CALLS, len(points))))
             trial = trial_of_calls(model, self.source.as_called(program), contract, calls)
@@ -259,13 +262,14 @@ class Checks:
         return Trial(exported, program, contract)
 
 
-def _refuse(error: VerificationError, trial: Trial) -> NoReturn:
+def _refuse(error: VerificationError, check: _LabelledTrial) -> NoReturn:
     """Raise the error of a program whose selections are not followed, and say so if it selects anything.
 
     Raises:
         UnsupportedError: if torch.export says another shape of an output than the network returns. It says
             those of sizes of at least 2.
     """
+    trial = check.trial
     nodes = {node.name: node for node in trial.exported.graph.nodes}
     returned = [
         nodes[name].meta[VALUE] for name in trial.exported.graph_signature.user_outputs if name in nodes
@@ -275,6 +279,9 @@ def _refuse(error: VerificationError, trial: Trial) -> NoReturn:
         if said.shape != own.shape:
             found = f"output {i} has the shape {tuple(own.shape)}; torch.export says {tuple(said.shape)}"
             fix = "let the ranges begin at 2 (min=2), or return the same dimensions and sizes there"
+            if check.decides is not None:
+                found = f"the network decides by sizes at {check.decides}: {found}"
+                fix = "narrow the ranges, or decide by torch.where"
             raise UnsupportedError(error.where, found, fix) from error
     if not selects(trial.functional.module.graph):
         raise error

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
+import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
-from dimorder.graph.prediction import assumptions_of
+from dimorder.graph.prediction import assumptions_of, places_of_assumptions
 from dimorder.sizes.range_sizes import points_of, sizes_of
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
@@ -42,6 +44,18 @@ def points_against(program: SymbolicProgram, points: Sequence[Point]) -> list[Po
         found.append(left[places])
         left = {other - places: point for other, point in left.items() if other - places}
     return found
+
+
+def line_against(program: SymbolicProgram, point: Point) -> str | None:
+    """Return the line of the network at which it decides otherwise at a point than at the example's sizes.
+
+    None if it does not, or if the line is not known. A program has the way of the example alone.
+    """
+    roots = {program.roots[s.name]: sympy.Integer(point[s.name] // s.step) for s in program.symbols}
+    for guard, place in places_of_assumptions(program.exported):
+        if guard.free_symbols <= roots.keys() and guard.xreplace(roots) == sympy.false and place is not None:
+            return f"{Path(place.filename).name}:{place.lineno}"
+    return None
 
 
 def _tried(program: SymbolicProgram) -> Iterable[Point]:
