@@ -14,7 +14,7 @@ import dimorder
 from dimorder.capture.size_refusals import refused_sizes
 from dimorder.errors import UnsupportedError, UsageError, VerificationError
 from tests import zoo
-from tests.sizes.symbols import BATCH, Gated, errors, refusal
+from tests.sizes.symbols import BATCH, TARGETS, Gated, errors, refusal
 
 
 def test_tosa_has_one_graph_per_size() -> None:
@@ -274,9 +274,25 @@ def test_shapes_in_another_form_than_the_call_are_refused_with_torchs_reason() -
     assert lowered.run(x[:2], x[:2]).shape == (2, 3)
 
 
+class Placed(Gated):
+    """Has no place above a size of 96."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(96.0)
+        return super().forward(x + places[: x.shape[2], None] + places[: x.shape[3]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ranges_of_two_sizes_are_planned_at_larger_sizes_too(target: str) -> None:
+    dims, module = ({0: Dim("N", max=2), 2: 32 * Dim("H", min=2, max=3)},), Gated().eval()
+    lowered = dimorder.lower(module, (torch.randn(1, 3, 64, 48),), target=target, dynamic_shapes=dims)
+    for count, high in ((1, 64), (2, 96), (1, 96), (2, 64)):
+        assert max(errors(lowered, module, torch.randn(count, 3, high, 48))) <= 1e-5
+
+
 def test_ranges_with_too_few_sizes_to_tell_symbols_apart_are_refused() -> None:
     dims = ({2: 32 * Dim("H", min=2, max=3), 3: 32 * Dim("W", min=2, max=3)},)
-    assert refusal(Gated().eval(), torch.ones(1, 3, 64, 96), dims) == [
+    assert refusal(Placed().eval(), torch.ones(1, 3, 64, 96), dims) == [
         "the ranges of sizes",
         "  found: too few sizes in H = 64 … 96 in steps of 32, W = 64 … 96 in steps of 32",
         "  fix: give each range three sizes above its step, or two if it is the only one, or fix a size",

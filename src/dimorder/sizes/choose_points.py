@@ -53,12 +53,31 @@ def specialization_points(program: SymbolicProgram, wanted: Point | None = None)
     """
     chooser = _Chooser(program, program)
     usable = wanted is not None and not chooser.count_unfit(wanted) and not program.is_affine()
-    points = chooser.choose([wanted] if wanted is not None and usable else [])
+    try:
+        points = chooser.choose([wanted] if wanted is not None and usable else [])
+    except UnsupportedError:  # short ranges
+        larger = None if chooser.count_unfit(program.middle) else _larger(chooser, [program.middle])
+        if larger is None:
+            raise
+        return larger
     if chooser.are_enough(points):
         return points
+    return _larger(chooser, points) or points
+
+
+def _larger(chooser: _Chooser, points: Sequence[Point]) -> list[Point] | None:
+    """Return points of which those after the first may be larger than the ranges; None if not enough.
+
+    A file may name the sizes of the first one. A runtime has memory for the ranges alone.
+    """
+    program = chooser.program
     wider = replace(chooser, searched=replace(program, symbols=tuple(map(_wider, program.symbols))))
-    larger = wider.choose(points[:1])
-    return larger if wider.are_enough(larger) and program.accepts(larger) else points
+    try:
+        larger = wider.choose(points[:1])
+    except UnsupportedError:
+        return None
+    is_within = all(larger[0][symbol.name] in sizes_of(symbol) for symbol in program.symbols)
+    return larger if is_within and wider.are_enough(larger) and program.accepts(larger) else None
 
 
 def verification_points(program: SymbolicProgram, planned: Sequence[Point]) -> list[Point]:
