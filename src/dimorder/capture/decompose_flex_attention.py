@@ -34,7 +34,8 @@ def decompose_flex_attention(program: ExportedProgram) -> ExportedProgram:
     if not program.graph.find_nodes(op="call_function", target=_FLEX):
         return program
     with patch.object(type(_FLEX), "__call__", _compute):
-        return program.run_decompositions({})
+        decomposed: ExportedProgram = program.run_decompositions({})
+    return decomposed
 
 
 def _compute(
@@ -81,7 +82,9 @@ def _given(function: GraphModule) -> list[Node]:
 
 
 def _returned(function: GraphModule) -> Node:
-    return function.graph.output_node().args[0]
+    (returned,) = function.graph.output_node().args
+    assert isinstance(returned, Node)
+    return returned
 
 
 def _for_each_place(
