@@ -193,7 +193,11 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
         "AssertionError: raise AssertionError # here",
         "make the module exportable, and check the shapes of the example inputs",
     ),
-    WritesItsInput: ("user input x ({line})", "the program writes to it", KEEP),
+    WritesItsInput: (
+        "user input x ({line})",
+        "the program writes to it",
+        f"write to a copy, as x = x.clone(); or {KEEP}",
+    ),
     WritesItsWeight: ("parameter weight ({line})", "the program writes to it", f"{KEEP}; {CALL}"),
 }
 

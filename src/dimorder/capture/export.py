@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
 from dimorder.capture.claims import holds
+from dimorder.capture.compute_under_masks import compute_under_masks
 from dimorder.capture.decompose_flex_attention import decompose_flex_attention
 from dimorder.capture.inline_grad_modes import inline_grad_modes
 from dimorder.capture.keep_dynamic import KeepDynamic
@@ -113,7 +114,7 @@ _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.defaul
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
-    return prepare_branches(decompose_flex_attention(inline_grad_modes(program)))
+    return prepare_branches(compute_under_masks(decompose_flex_attention(inline_grad_modes(program))))
 
 
 def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:

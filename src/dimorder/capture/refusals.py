@@ -114,6 +114,8 @@ _READ_OUT = ("a number that is read out of a tensor", "keep it a tensor, or make
 def refuse_write(kind: str, name: str, write: torch.fx.Node) -> UnsupportedError:
     """Return the error for a write to what is no buffer: a parameter, or an input of the user."""
     fix = "return the new value as an output instead, or keep it in a buffer"
+    if kind == "user input":
+        fix = f"write to a copy, as {name} = {name}.clone(); or {fix}"
     if kind == "parameter":
         fix += "; call the network once before lowering if only its first call writes"
     return UnsupportedError(f"{kind} {name} ({where(write)})", "the program writes to it", fix)

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 VALUE = "val"  # the results of a call, as tensors without data; torch.export's key
@@ -282,6 +283,17 @@ def replace_node(node: Node, other: Node) -> None:
     """Let all readers of a node read another one, and erase the node."""
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
+
+
+def equal_calls(graph: Graph) -> dict[str, str]:
+    """Return for each node of a graph that writes nothing the first one that computes the same, by name."""
+    equal: dict[str, str] = {}
+    firsts: dict[str, str] = {}
+    for node in graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: equal[each.name])
+        key = node.name if node.op != "call_function" else f"{node.target} {args} {kwargs}"
+        equal[node.name] = firsts.setdefault(key, node.name)
+    return equal
 
 
 @contextmanager

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import add_outputs
 from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import RESULT, bound, is_getitem, operator_at, origin_of
+from dimorder.graph.nodes import RESULT, bound, equal_calls, is_getitem, operator_at, origin_of
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.verification.relative_error import relative_error
 
@@ -110,7 +109,7 @@ class Selections:
             buffers: its buffers.
             network: the graph of the network, which writes to nothing.
         """
-        calls, equal = list(_selecting_calls(network)), _equal_calls(network)
+        calls, equal = list(_selecting_calls(network)), equal_calls(network)
         selecting = {(equal[node.name], _PLACES.get(node.target)) for node in calls}
         steps = [node for node in calls if node.target in _STEPS]
         operands = {_result(each, equal) for node in steps for each in node.all_input_nodes}
@@ -174,17 +173,6 @@ def _selecting_calls(network: Graph) -> Iterator[Node]:
             of_equal |= node.target is aten.sort.stable and not node.kwargs["stable"]
             if (is_float and not is_cast) or of_equal:
                 yield node
-
-
-def _equal_calls(network: Graph) -> dict[str, str]:
-    """Return for each node of a graph the first one that computes the same."""
-    equal: dict[str, str] = {}
-    firsts: dict[str, str] = {}
-    for node in network.nodes:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda each: equal[each.name])
-        key = node.name if node.op != "call_function" else f"{node.target} {args} {kwargs}"
-        equal[node.name] = firsts.setdefault(key, node.name)
-    return equal
 
 
 def _result(node: Node, equal: Mapping[str, str]) -> Result:

@@ -1,0 +1,212 @@
+"""Compute for all elements what a network computes of those under a mask, and choose by the mask.
+
+`x[mask] = f(x[mask])` computes as many elements as the data decide, and no target has such sizes. If `f`
+computes each place from itself alone, `torch.where(mask, f(x), x)` is the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.fx import Node, map_arg
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.value_ranges import bound_sympy
+
+from dimorder.capture.refusals import sized_by_data
+from dimorder.graph.construct import replace_parts
+from dimorder.graph.exported import copy_graph
+from dimorder.graph.nodes import VALUE, add_call, equal_calls, replace_named, tensor_of
+from dimorder.ops.table import elements_of
+
+aten = torch.ops.aten
+
+# Operators that divide by zero only where the mask is false raise an error for integers.
+_DIVIDE = ("div", "floor_divide", "remainder", "fmod")
+# What torch writes of the number of elements, to assert that it is one.
+_NUMBERS = (aten.sym_size.int, operator.ge, operator.le, operator.gt, operator.lt, operator.eq)
+
+
+@dataclass(frozen=True)
+class _Selected:
+    """A value of the places that a mask selects.
+
+    Attributes:
+        whole: The same value of all places: it has the mask's dimensions in place of the dimension `dim`.
+        mask: The mask.
+        dim: The dimension of the selected places.
+        after: The number of dimensions after it.
+    """
+
+    whole: Node
+    mask: Node
+    dim: int
+    after: int
+
+
+def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without selections by masks, if it writes what it computes of them under the masks.
+
+    >>> class Leaky(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         y = x.clone()
+    ...         y[x < 0] = x[x < 0] * 0.1
+    ...         return y
+    >>> program = compute_under_masks(torch.export.export(Leaky(), (torch.randn(2, 3),)))
+    >>> [node.name for node in program.graph.nodes if "index" in str(node.target)]
+    []
+    """
+    if not any(map(_selection, program.graph.nodes)):
+        return program
+    functional: ExportedProgram = program.run_decompositions({})
+    graph = copy_graph(functional.graph)
+    equal, selected = equal_calls(graph), dict[Node, _Selected]()
+    for node in list(graph.nodes):
+        found = _selection(node) or _computed(node, selected, equal)
+        if found is not None:
+            selected[node] = found
+        elif _is_put(node, selected, equal):
+            _choose(node, selected)
+    masks = {each: found.mask for node, found in selected.items() for each in _numbers(node)}
+    ranges = {each: span for each, span in functional.range_constraints.items() if each not in masks}
+    holds = partial(_holds, masks=masks, equal=equal, ranges=ranges)
+    if not all(_erase(node, holds) for node in reversed(selected)):
+        return program
+    return replace_parts(functional, graph=graph, range_constraints=ranges)
+
+
+def _selection(node: Node) -> _Selected | None:
+    """Return what a node selects by a mask alone."""
+    if node.target is not aten.index.Tensor or not sized_by_data(node):
+        return None
+    args: Any = node.args
+    x, (*before, mask) = args
+    if any(each is not None for each in before) or tensor_of(mask).dtype != torch.bool:
+        return None
+    return _Selected(x, mask, len(before), tensor_of(node).dim() - 1 - len(before))
+
+
+def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
+    """Return what a node computes of selected places, with a call that computes it of all places."""
+    read = [each for each in node.all_input_nodes if each in selected]
+    if not read or not isinstance(node.meta[VALUE], Tensor):
+        return None
+    first = selected[read[0]]
+    alike = {(equal[each.mask.name], each.dim, each.after) for each in map(selected.__getitem__, read)}
+    others = [each.meta[VALUE] for each in node.all_input_nodes if each not in selected]
+    if len(alike) > 1 or not _is_of_each_place(node, read, others, first.after):
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: selected[n].whole if n in selected else n)
+    return _Selected(_call(node, node.target, args, kwargs), first.mask, first.dim, first.after)
+
+
+def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], after: int) -> bool:
+    """Return whether a call computes each selected place from itself, and from what is the same for all."""
+    target: Any = node.target
+    args: Any = node.args
+    if elements_of(target).is_pointwise and target.namespace == "aten":
+        divides = not tensor_of(node).is_floating_point() and target._opname in _DIVIDE
+        return not divides and all(
+            each.dim() <= after if isinstance(each, Tensor) else not free_unbacked_symbols(each)
+            for each in others
+        )
+    if [*read] != [args[0]]:
+        return False
+    if target is aten.layer_norm.default:
+        return len(args[1]) <= after
+    by_rows = target is aten.linear.default or (target is aten.matmul.default and others[0].dim() == 2)
+    return by_rows and after > 0
+
+
+def _is_put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> bool:
+    """Return whether a node writes what is computed of selected places there, and to all of them."""
+    if node.target not in (aten.index_put.default, aten.masked_scatter.default):
+        return False
+    args: Any = node.args
+    x, places, value, *accumulates = args
+    if value not in selected or any(accumulates):
+        return False
+    found = selected[value]
+    *before, mask = places if isinstance(places, list) else [places]
+    is_there = all(each is None for each in before) and len(before) == found.dim
+    if not is_there or not isinstance(mask, Node) or equal[mask.name] != equal[found.mask.name]:
+        return False
+    return tensor_of(x).shape == tensor_of(found.whole).shape and (
+        isinstance(places, list) or tensor_of(mask).shape == tensor_of(x).shape
+    )
+
+
+def _choose(node: Node, selected: Mapping[Node, _Selected]) -> None:
+    """Let a choice by the mask take the place of a write."""
+    args: Any = node.args
+    found = selected[args[2]]
+    mask = found.mask
+    for _ in range(found.after):
+        mask = _call(node, aten.unsqueeze.default, (mask, -1))
+    replace_named(node, _call(node, aten.where.self, (mask, found.whole, args[0])))
+
+
+def _call(place: Node, target: Any, args: Any, kwargs: Any = None) -> Node:
+    """Write a call before a node, with its value."""
+    values: Any = map_arg((args, kwargs or {}), lambda node: node.meta[VALUE])
+    mode = detect_fake_mode(values)
+    assert mode is not None
+    with mode:
+        value = target(*values[0], **values[1])
+    with place.graph.inserting_before(place):
+        return add_call(place.graph, target, args, kwargs, like=place, value=value)
+
+
+def _numbers(node: Node) -> set[sympy.Symbol]:
+    """Return the symbols of sizes that data decide."""
+    return {*free_unbacked_symbols(tensor_of(node))}
+
+
+def _erase(node: Node, holds: Callable[[Any], bool]) -> bool:
+    """Erase a node that is read only to assert what holds. Return whether it is one."""
+    for user in list(node.users):
+        if user.target is aten._assert_scalar.default:
+            if not holds(node.meta[VALUE].node.expr):
+                return False
+        elif user.target not in _NUMBERS:
+            return False
+        if not _erase(user, holds):
+            return False
+    node.graph.erase_node(node)
+    return True
+
+
+def _holds(
+    condition: Any, masks: Mapping[sympy.Symbol, Node], equal: Mapping[str, str], ranges: dict[Any, Any]
+) -> bool:
+    """Return whether a condition holds for all numbers of places that one mask may select.
+
+    Args:
+        condition: the condition.
+        masks: the mask by which each number is selected.
+        equal: for each mask the first one that is the same, by name.
+        ranges: the ranges of the dynamic sizes.
+    """
+    numbers = [symbol for symbol in condition.free_symbols if symbol in masks]
+    if len({equal[masks[symbol].name] for symbol in numbers}) != 1:
+        return False
+    count = numbers[0]
+    condition = condition.subs(dict.fromkeys(numbers, count))
+    if condition == sympy.true:
+        return True
+    if not isinstance(condition, (sympy.Ge, sympy.Le)):
+        return False
+    above = condition.gts - condition.lts
+    if above.diff(count).has(count):  # its least value is not at an end
+        return False
+    places = tensor_of(masks[count]).numel()
+    ends = (0, places if isinstance(places, int) else places.node.expr)
+    return all(bound_sympy(above.subs(count, end), ranges).lower >= 0 for end in ends)

@@ -1,0 +1,87 @@
+"""Test networks that compute of places under a mask, and write there: the mask chooses between all places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import dimorder
+from dimorder.errors import UnsupportedError
+from tests.marks import require_runtime, slow_but
+from tests.sizes.symbols import errors
+from tests.small_networks import Net
+
+
+class Masked(nn.Module):
+    """Writes hues of colours, a slope for negative elements, and a linear of some rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        most, span = x.amax(1), x.amax(1) - x.amin(1) + 0.1
+        hue = torch.zeros_like(most)
+        for i in range(3):
+            hue[x[:, i] == most] = 2.0 * i + ((x[:, i - 2] - x[:, i - 1]) / span)[x[:, i] == most]
+        leaky = x * 1.5
+        leaky[leaky < 0] = (leaky[leaky < 0] * 0.1).exp()
+        rows = x.sum(-1) > 0
+        changed = x.clone()
+        changed[rows] = self.linear(x[rows]).relu() + x[rows] * x.mean((0, 1, 2))
+        rest = x.masked_scatter(x > 0.5, x[x > 0.5] * 3)
+        columns = x[0, :, 0, 1] > 0
+        rest[:, columns] = rest[:, columns].sin()
+        return hue, leaky, changed, rest
+
+
+@pytest.mark.parametrize("target", slow_but(["torch", "xnnpack", "litert"], ["xnnpack"]))
+def test_what_is_computed_under_a_mask_is_chosen_by_it(target: str) -> None:
+    require_runtime(target)
+    module = Masked().eval()
+    dims = ({0: Dim("N", min=1, max=6), 2: Dim("H", min=2, max=9)},)
+    lowered = dimorder.lower(module, (torch.randn(2, 3, 4, 5),), target=target, dynamic_shapes=dims)
+    for pictures, rows in ((1, 2), (6, 9), (3, 7)):
+        x = torch.randn(pictures, 3, rows, 5)
+        assert max(errors(lowered, module, x)) <= 1e-5
+        assert max(errors(lowered, module, x.abs() + 0.6)) <= 1e-5  # one mask has all places, one has none
+
+
+def by_another_mask(_: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    values = y[y < 0]
+    y = y + 1
+    y[y < 1.0] = values * 2
+    return y
+
+
+def by_the_places_before(_: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    y[x > 0] = x[x > 0].cumsum(0)
+    return y
+
+
+def by_integers_that_may_be_zero(_: Any, x: Tensor) -> Tensor:
+    y = (x * 8).long()
+    y[x > 0.2] = y[x > 0.2] // (x * 8).long()[x > 0.2]
+    return y
+
+
+def by_the_number_of_places(_: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    y[x > 0] = x[x > 0] / x[x > 0].shape[0]
+    return y
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [by_another_mask, by_the_places_before, by_integers_that_may_be_zero, by_the_number_of_places],
+    ids=lambda compute: compute.__name__,
+)
+def test_what_depends_on_other_places_is_refused(compute: Any) -> None:
+    with pytest.raises(UnsupportedError, match="a result whose size the data decide"):
+        dimorder.lower(Net(compute), (torch.randn(3, 4),), target="torch")
