@@ -152,9 +152,10 @@ def transposes(source: AxisOrder, target: AxisOrder, max_rank: int | None) -> li
     """
     if max_rank is None or transpose_rank(source, target) <= max_rank:
         return [target]
-    position = {axis: i for i, axis in enumerate(source)}
-    steps = _steps_to(tuple(position[axis] for axis in target), max_rank)
-    return None if steps is None else [tuple(source[i] for i in step) for step in steps]
+    runs = common_runs(source, target)
+    numbers = {run[0]: i for i, run in enumerate(runs)}
+    steps = _steps_to(tuple(numbers[axis] for axis in target if axis in numbers), max_rank)
+    return None if steps is None else [tuple(axis for i in step for axis in runs[i]) for step in steps]
 
 
 @cache
