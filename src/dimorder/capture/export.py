@@ -16,6 +16,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
+from dimorder.capture.caught_errors import caught_errors
 from dimorder.capture.claims import holds
 from dimorder.capture.compute_under_masks import compute_under_masks
 from dimorder.capture.decompose_flex_attention import decompose_flex_attention
@@ -159,7 +160,7 @@ def _exported(
                 prefer_deferred_runtime_asserts_over_guards=defers,
             )
 
-    with torch.no_grad(), eval_mode(model), parts, quotients, unsolved_sizes():
+    with torch.no_grad(), eval_mode(model), parts, quotients, unsolved_sizes(), caught_errors():
         program = with_assigned_buffers(model, run)
     refuse_gradients(program)
     return program
