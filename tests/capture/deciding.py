@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -178,6 +179,11 @@ def by_list_written(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(x) if first > 0 else x
 
 
+def by_array_of_input(net: Deciding, x: Tensor) -> Tensor:
+    y: Tensor = net.linear(x)
+    return y * float(x.detach().numpy().sum())
+
+
 def by_data_replaced(net: Deciding, x: Tensor) -> Tensor:
     marks = torch.zeros(2)
     marks.data = x.sum((1, 2))
@@ -231,6 +237,13 @@ def by_copies(net: Deciding, x: Tensor) -> Tensor:
     return net.linear(x) if net.apart[0] > 1 else x
 
 
+def by_arrays(net: Deciding, x: Tensor) -> Tensor:
+    sizes = net.sizes.detach().cpu().numpy()
+    marks = np.asarray(torch.arange(4) * net.count)
+    y: Tensor = net.linear(x) * float(sizes[0] + net.apart.numpy().sum())
+    return torch.cat([y] * int(marks.argmax()))
+
+
 def by_mapped(net: Deciding, x: Tensor) -> Tensor:
     y = torch.vmap(lambda row: row * net.count)(x)
     return net.linear(y) if net.is_ready else y
@@ -259,6 +272,7 @@ DECIDED = (
     by_places,
     by_sizes,
     by_sizes_of_functions_in_python,
+    by_arrays,
 )
 REFUSED = (
     by_input,
@@ -272,6 +286,7 @@ REFUSED = (
     by_loop_before_error,
     by_number_drawn_in_place,
     by_list_written,
+    by_array_of_input,
     by_data_replaced,
     by_parameter_replaced,
     by_buffer_written_below,

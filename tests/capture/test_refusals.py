@@ -44,6 +44,11 @@ class MaskedLinear(nn.Module):
         return nn.functional.linear(x[x > 0.5], torch.ones(5, 4))  # here
 
 
+class Array(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, x.sum(0).topk(2)[1].detach().numpy()]  # here
+
+
 class SizeOfItem(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.new_zeros(int(x.sum().item()) + 1)  # here
@@ -144,6 +149,11 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
         "aten.item ({line})",
         "a number that is read out of a tensor",
         "keep it a tensor, or make it a constant",
+    ),
+    Array: (
+        "torch.export of {name} ({line})",
+        "NumPy reads the elements of a tensor, which torch.export cannot trace",
+        "compute it in torch, or before the export if the inputs do not matter",
     ),
     SizeOfItem: BY_DATA,
     Branch: BY_DATA,

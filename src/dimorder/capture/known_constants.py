@@ -21,6 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -34,6 +35,7 @@ from dimorder.errors import UnsupportedError
 _READS = (
     *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
     *(torch.equal, Tensor.equal, torch.allclose, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero),
+    *(Tensor.numpy, Tensor.__array__),
 )
 _PLACES = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
 _NORMS = (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm)
@@ -131,7 +133,7 @@ class KnownConstants(TorchFunctionMode):
             value = self._computed(function, args, kwargs)
             if function is not Tensor.__bool__ or value is not _asserted():
                 self.read |= names
-            return value
+            return value.copy() if isinstance(value, np.ndarray) else value  # which Python may write
         if function in _PLACES and is_constant:
             self.read |= names
             found = self._computed(function, args, kwargs)

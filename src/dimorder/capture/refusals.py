@@ -84,6 +84,10 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
             "a gradient (torch.autograd.grad), or a tensor without data that an earlier export left",
             _BY_GRADIENT[1],
         ),
+        ".numpy() is not supported for tensor subclasses": (
+            "NumPy reads the elements of a tensor, which torch.export cannot trace",
+            "compute it in torch, or before the export if the inputs do not matter",
+        ),
         "functorch tensor": _BY_GRADIENT,
         "does not require grad and does not have a grad_fn": _BY_GRADIENT,
         "Higher order ops do not support aliasing": (
