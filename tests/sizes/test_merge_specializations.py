@@ -65,7 +65,8 @@ def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
             return x.relu() if x.shape[0] % 2 else x.sigmoid()
 
     first, found, fix = refusal(Halved(), torch.ones(4, 3), BATCH)
-    assert first == "torch.export of Halved" and "N" in found and fix.startswith("  fix: give sizes that")
+    assert first.startswith("torch.export of Halved (test_merge_specializations.py:")
+    assert "N" in found and fix.startswith("  fix: give sizes that")
 
 
 def test_what_differs_by_little_from_size_to_size_is_no_repeated_row() -> None:

@@ -7,7 +7,6 @@ same everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from math import frexp
 from types import MappingProxyType
 from typing import Any
@@ -71,7 +70,7 @@ def _written(rounded: Any, write: Callable[[Any, Any], Any], ranges: Mapping[Any
 def _fraction(number: Any) -> Any:
     """Return a number of floats as a fraction of integers, or None."""
     if number.is_Float:
-        return sympy.Rational(Fraction(float(number)).limit_denominator(_MOST_PARTS))
+        return sympy.Rational(float(number)).limit_denominator(_MOST_PARTS)
     if number.is_integer:
         return number
     if not isinstance(number, (ToFloat, *_DIVISIONS, sympy.Add, sympy.Mul)):
