@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "capture": {"errors", "files", "modules", "graph", "ops"},
     "physical": {"graph", "ops", "capture"},
     "layout": {"errors", "algebra", "planning", "contract", "graph", "ops", "capture", "physical"},
-    "sizes": {"errors", "clock", "planning", "contract", "graph", "ops", "capture", "layout"},
+    "sizes": {"errors", "modules", "clock", "planning", "contract", "graph", "ops", "capture", "layout"},
     "plans": {
         "errors",
         "text",

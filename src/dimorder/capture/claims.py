@@ -8,9 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy
+import torch
+from torch.export import ExportedProgram
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from dimorder.graph.prediction import size_assertions
 
 MOST_SIZES = 50_000  # the most sizes, or combinations of sizes, for which assertions are checked
 
@@ -24,6 +28,32 @@ def holds(
     """
     values = _values(claim, ranges, most)
     return values is not None and all(values)
+
+
+def holds_throughout(program: ExportedProgram) -> bool:
+    """Return whether a program's assertions on sizes hold for every size in their ranges.
+
+    The result is also false if a size has no upper bound, or if there are too many sizes to check.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.relu() if x.shape[0] % 2 else x.sigmoid()
+    >>> dims = ({0: torch.export.Dim("N", min=2, max=9)},)
+    >>> program = torch.export.export(
+    ...     Halves(), (torch.ones(4),), dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True
+    ... )
+    >>> holds_throughout(program)
+    False
+    """
+    ranges = program.range_constraints
+    return all(holds(claim, ranges) for claim in dict.fromkeys(_claims(program)))
+
+
+def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    for node in size_assertions(program):
+        value = node.args[0]
+        value = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+        yield value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(bool(value))
 
 
 def largest(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType
@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
 from dimorder.capture.caught_errors import caught_errors
-from dimorder.capture.claims import holds
+from dimorder.capture.claims import holds, holds_throughout
 from dimorder.capture.compute_under_masks import compute_under_masks
 from dimorder.capture.decompose_flex_attention import decompose_flex_attention
 from dimorder.capture.inline_grad_modes import inline_grad_modes
@@ -32,7 +32,7 @@ from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.files import require_exported_program, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.graph.prediction import assumptions_of
+from dimorder.graph.prediction import assume_assertions, assumptions_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
 
@@ -215,6 +215,19 @@ def _with_assertions(
     return None, last
 
 
+def export_branch(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """Return what a network computes at the example's sizes as a program of all, or None if that fails."""
+    try:
+        with proven_contiguity(), undecided_by_example():
+            program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
+    except Exception:  # the error of the first export is told
+        return None
+    assume_assertions(program)
+    return _prepared(program)
+
+
 def _traced(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram | None:
@@ -253,32 +266,6 @@ def is_narrowed(program: ExportedProgram) -> bool:
         if own.lower > max(wanted.lower / step, 2) or step * own.upper < wanted.upper:
             return True
     return False
-
-
-def holds_throughout(program: ExportedProgram) -> bool:
-    """Return whether a program's assertions on sizes hold for every size in their ranges.
-
-    The result is also false if a size has no upper bound, or if there are too many sizes to check.
-
-    >>> class Halves(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return x.relu() if x.shape[0] % 2 else x.sigmoid()
-    >>> dims = ({0: torch.export.Dim("N", min=2, max=9)},)
-    >>> program = torch.export.export(
-    ...     Halves(), (torch.ones(4),), dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True
-    ... )
-    >>> holds_throughout(program)
-    False
-    """
-    ranges = program.range_constraints
-    return all(holds(claim, ranges) for claim in dict.fromkeys(_claims(program)))
-
-
-def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
-    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        value = node.args[0]
-        value = value.meta["val"] if isinstance(value, torch.fx.Node) else value
-        yield value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(bool(value))
 
 
 def require_arguments(args: object, kwargs: object) -> None:

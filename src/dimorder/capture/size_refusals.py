@@ -123,7 +123,7 @@ def _refusing_line(text: str, checked: Sequence[ShapeEnv]) -> FrameSummary | Non
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})
 
 
-def refuses_some_sizes(error: Exception) -> bool:
+def refuses_some_sizes(error: BaseException | None) -> bool:
     """Return whether torch.export refuses some sizes of a range by this error, and fixes none."""
     return "Constraints violated" in str(error) and _FIXED.search(str(error)) is None
 

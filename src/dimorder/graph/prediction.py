@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
+from torch._guards import ShapeGuard, SLoc, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -96,6 +96,24 @@ def fake_mode_of(program: ExportedProgram) -> FakeTensorMode | None:
     """Return the mode of a program's inputs, which are tensors without data; it has the dynamic sizes."""
     names, nodes = program.graph_signature.user_inputs, program.graph.find_nodes(op="placeholder")
     return detect_fake_mode([node.meta.get(VALUE) for node in nodes if node.name in names])
+
+
+def size_assertions(program: ExportedProgram) -> list[Node]:
+    """Return the calls in a program that assert what torch.export could not prove of sizes."""
+    target = torch.ops.aten._assert_scalar.default
+    return list(program.graph.find_nodes(op="call_function", target=target))
+
+
+def assume_assertions(program: ExportedProgram) -> None:
+    """Take what a program asserts of sizes for assumptions of torch.export, in place."""
+    mode = fake_mode_of(program)
+    for node in size_assertions(program):
+        program.graph.erase_node(node)
+    if mode is not None and mode.shape_env is not None:
+        deferred, unplaced = mode.shape_env.deferred_runtime_asserts, SLoc(None, None)
+        asserted = itertools.chain(*deferred.values())
+        mode.shape_env.guards += [ShapeGuard(each.expr, unplaced, False) for each in asserted]
+        deferred.clear()
 
 
 def assumptions_of(program: ExportedProgram) -> list[Any]:

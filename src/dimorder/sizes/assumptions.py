@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
+from dimorder.capture.claims import MOST_SIZES
 from dimorder.graph.prediction import assumptions_of, places_of_assumptions
 from dimorder.sizes.range_sizes import points_of, sizes_of
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
@@ -29,11 +30,11 @@ def points_against(program: SymbolicProgram, points: Sequence[Point]) -> list[Po
 
     At each point returned, most of those that are left do not hold. At most four points are returned.
     """
-    assumptions = _assumptions(program)
+    assumptions = list(_assumptions(program).values())
 
     def broken(point: Point) -> frozenset[int]:
-        roots = [point[symbol.name] // symbol.step for symbol in program.symbols]
-        return frozenset(place for place, holds in enumerate(assumptions) if not holds(*roots))
+        roots = roots_at(program, point)
+        return frozenset(place for place, is_so in enumerate(assumptions) if not is_so(*roots))
 
     known = frozenset[int]().union(*map(broken, points))
     tried = _tried(program) if assumptions else ()
@@ -43,6 +44,23 @@ def points_against(program: SymbolicProgram, points: Sequence[Point]) -> list[Po
         places = max(left, key=len)
         found.append(left[places])
         left = {other - places: point for other, point in left.items() if other - places}
+    return found
+
+
+def decisions_of(program: SymbolicProgram) -> dict[Callable[..., bool], frozenset[str]]:
+    """Return what torch assumed that does not hold at all sizes, each with the names of its dynamic sizes.
+
+    Each is a function of the roots of all dynamic sizes.
+    """
+    middle, found = program.middle, dict[Callable[..., bool], frozenset[str]]()
+    for assumed, is_so in _assumptions(program).items():
+        own = frozenset(s.name for s in program.symbols if program.roots[s.name] in assumed.free_symbols)
+        sizes = [sizes_of(s) if s.name in own else (middle[s.name],) for s in program.symbols]
+        points = points_of(program.symbols, sizes)
+        if math.prod(map(len, sizes)) > MOST_SIZES or not all(
+            is_so(*roots_at(program, point)) for point in points
+        ):
+            found[is_so] = own
     return found
 
 
@@ -58,6 +76,11 @@ def line_against(program: SymbolicProgram, point: Point) -> str | None:
     return None
 
 
+def roots_at(program: SymbolicProgram, point: Point) -> list[int]:
+    """Return the roots of a program's dynamic sizes at a point."""
+    return [point[symbol.name] // symbol.step for symbol in program.symbols]
+
+
 def _tried(program: SymbolicProgram) -> Iterable[Point]:
     """Return all points of the ranges, or many if there are too many."""
     sizes = [sizes_of(symbol) for symbol in program.symbols]
@@ -68,11 +91,12 @@ def _tried(program: SymbolicProgram) -> Iterable[Point]:
     return ({n: chance.choice(s) for n, s in zip(names, sizes, strict=True)} for _ in range(_MOST_TRIED))
 
 
-def _assumptions(program: SymbolicProgram) -> list[Callable[..., bool]]:
-    """Return what torch assumed, as functions of the roots of the dynamic sizes."""
+def _assumptions(program: SymbolicProgram) -> dict[sympy.Basic, Callable[..., bool]]:
+    """Return what torch assumed, with functions of the roots of the dynamic sizes."""
     roots = [program.roots[symbol.name] for symbol in program.symbols]
     assumed = assumptions_of(program.exported)
     varying = (each for each in assumed if each.free_symbols and each.free_symbols <= {*roots})
-    written = dict.fromkeys(map(PythonPrinter().doprint, varying))
+    written = {PythonPrinter().doprint(each): each for each in varying}
     names = ", ".join(map(str, roots))
-    return [eval(f"lambda {names}: {each}", {"math": math, "torch": torch}) for each in written]
+    known = {"math": math, "torch": torch}
+    return {each: eval(f"lambda {names}: {text}", known) for text, each in written.items()}

@@ -14,16 +14,19 @@ from torch.export.dynamic_shapes import _DimHint, _DimHintType
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.export import arguments, export, is_narrowed, require_arguments
+from dimorder.capture.export import arguments, export, export_branch, is_narrowed, require_arguments
 from dimorder.capture.refusals import refuse_choices_by_data, refuse_sparse
+from dimorder.capture.size_refusals import refuses_some_sizes
 from dimorder.capture.state import with_one_name
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.nodes import clone_repeated_tensors
-from dimorder.graph.prediction import fake_mode_of
+from dimorder.graph.prediction import assumptions_of, fake_mode_of
+from dimorder.modules import eval_mode, left_as_it_was
+from dimorder.sizes.merge_branches import merge_branches
 from dimorder.sizes.numbers import sizes_in
 from dimorder.sizes.specialize_shapes import input_nodes, resize_tensor
-from dimorder.sizes.symbolic_program import SymbolicProgram
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
 
 def export_symbolic(
@@ -60,8 +63,16 @@ def export_symbolic(
         raise UsageError("dynamic_shapes", "an exported program, which has its own", fix)
     else:
         names = {}
-    # torch cannot decompose a program that writes one tensor under two names
-    exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
+    try:
+        # torch cannot decompose a program that writes one tensor under two names
+        exported = with_one_name(export(model, args, kwargs, dynamic_shapes))
+    except UnsupportedError as error:
+        if not isinstance(model, torch.nn.Module) or not refuses_some_sizes(error.__cause__):
+            raise
+        merged = _merged(model, args, kwargs or {}, dynamic_shapes, names)
+        if merged is None:
+            raise
+        exported = merged
     if not _has_symbols(exported):
         hints = [leaf for leaf in pytree.tree_leaves(dynamic_shapes) if isinstance(leaf, _DimHint)]
         if any(hint.type is not _DimHintType.STATIC for hint in hints):
@@ -81,6 +92,44 @@ def export_symbolic(
     symbols, roots = _symbols(exported, leaves, names)
     _restore_ranges(exported, symbols, roots)
     return SymbolicProgram(exported, leaves, symbols, roots)
+
+
+def _merged(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    names: Mapping[int, Mapping[int, Any]],
+) -> ExportedProgram | None:
+    """Return the program of a branch that is right at all sizes if the network decides by them, else None."""
+
+    def branch(args: Any, kwargs: Any, names: Mapping[int, Mapping[int, Any]]) -> SymbolicProgram | None:
+        exported = export_branch(model, args, kwargs, dynamic_shapes)
+        if exported is None or is_narrowed(exported):
+            return None
+        leaves = tuple(arguments(exported, args, kwargs))
+        try:
+            symbols, roots = _symbols(exported, leaves, names)
+        except UsageError:  # two sizes are one
+            return None
+        if not all(each.free_symbols <= {*roots.values()} for each in assumptions_of(exported)):
+            return None  # something else decides
+        return SymbolicProgram(with_one_name(exported), leaves, symbols, roots)
+
+    def branch_at(point: Point) -> SymbolicProgram | None:
+        found = branch(*_resized(model, args, kwargs, dynamic_shapes, lambda dim, _: point[dim.__name__]))
+        return found if found is not None and len(found.symbols) == len(point) else None
+
+    def network(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), eval_mode(model), left_as_it_was(model, (args, kwargs)):
+            return model(*args, **kwargs)
+
+    dims = {dim.__name__: dim for named in names.values() for dim in named.values()}
+    first = branch(args, kwargs, names)
+    if first is None or len(first.symbols) < len(dims) or any(hasattr(dim, "fn") for dim in dims.values()):
+        return None
+    merged = merge_branches(first, branch_at, network)
+    return None if merged is None else merged.exported
 
 
 def _has_unit_sizes(exported: ExportedProgram) -> bool:
