@@ -406,6 +406,30 @@ class Wider(nn.Module):
         return x.sum(1) if x.shape[0] > x.shape[1] else x.exp()
 
 
+class Remembering(nn.Module):
+    """Computes places for one length, and keeps these for further calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self.places = torch.ones(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x[:, ::2].relu()
+        if y.shape[1] != self.length:
+            self.length, self.places = y.shape[1], torch.arange(y.shape[1])[:, None] * 0.1
+        return y + self.places
+
+
+def test_a_multiple_that_torch_fixes_without_an_error_is_refused_for_its_line() -> None:
+    x, network = torch.randn(2, 12, 5), Remembering()
+    network(x)
+    dims = ({0: Dim("N", min=1, max=5), 1: 4 * Dim("T", min=2, max=9)},)
+    where, found, _ = refusal(network, x, dims, target="torch")
+    assert where == f"torch.export of Remembering ({line_of(Remembering, 2)})"
+    assert found == "  found: the network takes one size alone: x.shape[1] = 12"
+
+
 @pytest.mark.parametrize(
     "network, step, found",
     [

@@ -26,7 +26,13 @@ from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
-from dimorder.capture.size_refusals import refuses_some_sizes, refusing_line, unsolved_sizes
+from dimorder.capture.size_refusals import (
+    fixed_sizes,
+    fixing_line,
+    refuses_some_sizes,
+    refusing_line,
+    unsolved_sizes,
+)
 from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError
@@ -80,7 +86,10 @@ def export(
             known, _ = _by_constants(model, args, kwargs, dynamic_shapes)
             program = known or program
         if dynamic_shapes is not None and fixes_a_size(program):
-            program = _traced(model, args, kwargs, dynamic_shapes) or program
+            traced = _traced(model, args, kwargs, dynamic_shapes)
+            if traced is not None and (fixed := fixed_sizes(traced)):
+                raise not_exported(model, ValueError(fixed), dynamic_shapes, fixing_line(program))
+            program = traced or program
     except UnsupportedError:
         raise
     except Exception as error:
