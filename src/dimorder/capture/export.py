@@ -25,7 +25,13 @@ from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
-from dimorder.capture.refusals import explaining, not_exported, refuse_gradients, sized_by_data
+from dimorder.capture.refusals import (
+    explaining,
+    not_exported,
+    refuse_gradients,
+    require_data,
+    sized_by_data,
+)
 from dimorder.capture.size_refusals import (
     fixed_sizes,
     fixing_line,
@@ -172,6 +178,7 @@ def _exported(
     with torch.no_grad(), eval_mode(model), parts, quotients, unsolved_sizes(), caught_errors():
         program = with_assigned_buffers(model, run)
     refuse_gradients(program)
+    require_data(program)
     return program
 
 

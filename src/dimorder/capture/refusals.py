@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -56,6 +57,7 @@ WRITING_BRANCH = (
     "compute a new value there: x + 1, not x.add_(1)",
 )
 
+_WITHOUT_DATA = "found a fake tensor in the exported program constant's list"  # torch's words
 _BY_GRADIENT = (
     "a gradient (torch.autograd.grad, torch.func.grad), which torch.export cannot trace",
     "lower its graph instead: torch.fx.experimental.proxy_tensor.make_fx(network)(*inputs)",
@@ -80,8 +82,9 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
             "weights that were made within torch.inference_mode",
             "make or load the network outside of it, or lower it within it",
         ),
-        "found a fake tensor in the exported program constant's list": (
-            "a gradient (torch.autograd.grad), or a tensor without data that an earlier export left",
+        _WITHOUT_DATA: (
+            "a gradient (torch.autograd.grad), weights that the network computes by their .data, or a tensor "
+            "without data that an earlier export left",
             _BY_GRADIENT[1],
         ),
         ".numpy() is not supported for tensor subclasses": (
@@ -202,6 +205,13 @@ def refuse_gradients(program: ExportedProgram) -> None:
     for name, value in program.constants.items():
         if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
             raise UnsupportedError(f"tensor {name} of the network", *_BY_GRADIENT)
+
+
+def require_data(program: ExportedProgram) -> None:
+    """Raise torch's own error for tensors without data, which it misses if functions are replaced."""
+    tensors = (*program.constants.values(), *program.state_dict.values())
+    if any(isinstance(value, FakeTensor) for value in tensors):
+        raise ValueError(_WITHOUT_DATA)
 
 
 def refuse_sparse(program: ExportedProgram) -> None:
