@@ -7,7 +7,7 @@ import itertools
 import re
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from traceback import FrameSummary
 from types import FrameType, MappingProxyType
@@ -51,6 +51,7 @@ def unsolved_sizes() -> Iterator[None]:
     network takes all sizes is decided before. An error gets the line of the network that refuses sizes.
     """
     original, produce = DimConstraints.prettify_results, ShapeEnv.produce_guards_verbose
+    solve_all = DimConstraints.solve
     checked: list[ShapeEnv] = []
 
     def suggest(self: DimConstraints, *args: Any) -> str:
@@ -59,12 +60,17 @@ def unsolved_sizes() -> Iterator[None]:
         except AssertionError:
             return ""
 
+    def solve(self: DimConstraints) -> None:
+        with suppress(ValueError):  # quotients that sympy takes for fractions contradict one another
+            solve_all(self)
+
     def check(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
         checked.append(self)
         return produce(self, *args, **kwargs)
 
     patches = (
         patch.object(DimConstraints, "prettify_results", suggest),
+        patch.object(DimConstraints, "solve", solve),
         patch.object(ShapeEnv, "produce_guards_verbose", check),
         patch.object(ShapeEnv, "_get_user_frame", lambda self: _network_frame()),
     )
@@ -128,7 +134,7 @@ def fixed_sizes(program: ExportedProgram) -> str | None:
     It is silent about a multiple: `4 * Dim("H")`.
     """
     values = ((n.name, n.meta.get("val")) for n in program.graph.find_nodes(op="placeholder"))
-    sizes = (
+    sizes: Iterator[tuple[str, Any]] = (
         (f"{name}.shape[{d}]", size)
         for name, value in values
         if isinstance(value, torch.Tensor)
