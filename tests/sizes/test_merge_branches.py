@@ -10,6 +10,8 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import UnsupportedError
+from dimorder.graph.exported import own_module
+from dimorder.sizes.export_symbolic import export_symbolic
 from dimorder.verification.relative_error import relative_error
 
 N, T = Dim("N", min=1, max=6), Dim("T", min=6, max=40)
@@ -34,6 +36,24 @@ class PaddedIfNeeded(Convolved):
         if gap > 0:
             x = F.pad(x, (0, gap))
         return self.conv(x).relu()
+
+
+class PaddedToEven(nn.Module):
+    """Pads odd lengths, of which there are fewer than even ones, and deeper once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.first, self.second = nn.Conv1d(3, 4, 2, stride=2), nn.Conv1d(4, 5, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in (self.first, self.second):
+            rest = x.shape[2] % 2
+            if rest > 0:
+                x = F.pad(x, (0, rest))
+            x = conv(x)
+        return x
 
 
 class CroppedAfter(Convolved):
@@ -61,6 +81,28 @@ class Resized(nn.Module):
         is_odd = even[0] != h or even[1] != w
         y: Tensor = self.conv(F.interpolate(x, even, mode="bilinear") if is_odd else x)
         return F.interpolate(y, (h, w), mode="bilinear") if is_odd else y
+
+
+class Patched(nn.Module):
+    """Resizes to whole patches of two rows, deep in the network and deeper, and reads these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.convs = nn.ModuleList(nn.Conv2d(3, 3, 3, stride=2, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            x = conv(x)
+            if i > 1:
+                n, c, h, w = x.shape
+                even = -(-h // 2) * 2
+                if even != h:
+                    x = F.interpolate(x, (even, w), mode="bilinear")
+                y = x.reshape(n, c, even // 2, 2, w).transpose(2, 3).reshape(n, c, 2, -1).softmax(-1)
+                x = x + y.reshape(n, c, 2, even // 2, w).transpose(2, 3).reshape(n, c, even, w)
+        return x
 
 
 class Differing(Convolved):
@@ -109,6 +151,14 @@ def test_a_padding_by_none_may_be_left_out(network: nn.Module, target: str, leng
         assert relative_error(lowered(x), network(x)) < 1e-5
 
 
+def test_the_branch_that_is_right_need_not_be_that_of_the_most_sizes() -> None:
+    network = PaddedToEven()
+    lowered = dimorder.lower(network, (torch.randn(2, 3, 12),), target="torch", dynamic_shapes=LENGTHS)
+    for batch, size in ((1, 6), (6, 40), (3, 17), (4, 38), (2, 11)):
+        x = torch.randn(batch, 3, size)
+        assert relative_error(lowered(x), network(x)) < 1e-5
+
+
 def test_a_resize_to_the_same_size_may_be_left_out_if_either_of_two_sizes_decides() -> None:
     sizes = ({2: Dim("H", min=6, max=17), 3: Dim("W", min=6, max=20)},)
     network = Resized()
@@ -116,6 +166,16 @@ def test_a_resize_to_the_same_size_may_be_left_out_if_either_of_two_sizes_decide
     for shape in ((1, 3, 6, 8), (1, 3, 17, 20), (1, 3, 12, 9), (1, 3, 7, 11)):
         x = torch.randn(shape)
         assert relative_error(lowered(x), network(x)) < 1e-5
+
+
+def test_quotients_of_quotients_that_torch_takes_for_fractions_decide_too() -> None:
+    """torch's own search for sizes to suggest ends in a contradiction here."""
+    network, x = Patched(), torch.randn(1, 3, 83, 64)
+    program = export_symbolic(network, (x,), None, ({2: Dim("H", min=64, max=100)},))
+    assert program is not None
+    for size in (64, 65, 83, 100):
+        x = torch.randn(1, 3, size, 64)
+        assert relative_error(own_module(program.exported)(x), network(x)) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def merge_branches(
     branch_at: Callable[[Point], SymbolicProgram | None],
     network: Callable[..., Any],
 ) -> SymbolicProgram | None:
-    """Return the branch of the most points if it computes at all points what the network does, else None.
+    """Return a branch that computes at all points what the network does, of the most points, or None.
 
     1. The network is exported at a point of each branch, until each point of the ranges belongs to a branch.
        A branch has the points at which all holds that torch assumed of it.
-    2. The program of the largest branch is compared with the network on random inputs. The points are the
-       first, the middle and the last of each other branch.
+    2. The program of a branch is compared with the network on random inputs. The points are the first, the
+       middle and the last of each other branch. The branches of many points come first.
 
     Args:
         first: the branch that the network takes at the sizes of its example.
@@ -75,13 +75,13 @@ def merge_branches(
         if len(branches) == _MOST_BRANCHES or not branch.takes(left[0]):
             return None
         branches.append(branch)
-    largest = max(range(len(branches)), key=lambda i: len(shares[i]))
-    program = branches[largest].program
-    others = filter(None, (*shares[:largest], *shares[largest + 1 :]))
-    tried = (point for share in others for point in (share[0], share[len(share) // 2], share[-1]))
-    if program is None or not all(_is_right_at(program, point, network) for point in tried):
-        return None
-    return program
+    for i in sorted(range(len(branches)), key=lambda i: -len(shares[i])):
+        program = branches[i].program
+        others = filter(None, (*shares[:i], *shares[i + 1 :]))
+        tried = (point for share in others for point in (share[0], share[len(share) // 2], share[-1]))
+        if program is not None and all(_is_right_at(program, point, network) for point in tried):
+            return program
+    return None
 
 
 def _branch(program: SymbolicProgram) -> _SizeBranch:
