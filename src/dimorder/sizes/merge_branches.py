@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
 _MOST_BRANCHES = 8  # the most that are exported
 _MOST_POINTS = 10_000  # at which it is asked which branch the network takes
+_MOST_COMPARED = 16  # of each branch
 _TOLERANCE = 1e-4
 
 
@@ -48,8 +50,9 @@ def merge_branches(
 
     1. The network is exported at a point of each branch, until each point of the ranges belongs to a branch.
        A branch has the points at which all holds that torch assumed of it.
-    2. The program of a branch is compared with the network on random inputs. The points are the first, the
-       middle and the last of each other branch. The branches of many points come first.
+    2. The program of a branch is compared with the network on random inputs, at points of each other branch.
+       These are all its points, or the first, the last and some that chance chooses. The branches of many
+       points come first.
 
     Args:
         first: the branch that the network takes at the sizes of its example.
@@ -77,11 +80,17 @@ def merge_branches(
         branches.append(branch)
     for i in sorted(range(len(branches)), key=lambda i: -len(shares[i])):
         program = branches[i].program
-        others = filter(None, (*shares[:i], *shares[i + 1 :]))
-        tried = (point for share in others for point in (share[0], share[len(share) // 2], share[-1]))
+        tried = (point for share in (*shares[:i], *shares[i + 1 :]) for point in _some(share))
         if program is not None and all(_is_right_at(program, point, network) for point in tried):
             return program
     return None
+
+
+def _some(points: list[Point]) -> list[Point]:
+    """Return points, or the first, the last and some others if there are many. Each run chooses the same."""
+    if len(points) <= _MOST_COMPARED:
+        return points
+    return [points[0], points[-1], *random.Random(0).sample(points[1:-1], _MOST_COMPARED - 2)]
 
 
 def _branch(program: SymbolicProgram) -> _SizeBranch:
