@@ -32,8 +32,9 @@ class Masked(nn.Module):
         leaky[leaky < 0] = (leaky[leaky < 0] * 0.1).exp()
         rows = x.sum(-1) > 0
         changed = x.clone()
-        changed[rows] = self.linear(x[rows]).relu() + x[rows] * x.mean((0, 1, 2))
-        rest = x.masked_scatter(x > 0.5, x[x > 0.5] * 3)
+        changed[rows] = self.linear(x[rows]).double().relu().float() + x[rows] * x.mean((0, 1, 2))
+        changed[rows] = changed[rows].softmax(-1) + x[rows].mean(1, keepdim=True).contiguous()
+        rest = x.masked_scatter(x > 0.5, x.masked_select(x > 0.5) * 3)
         columns = x[0, :, 0, 1] > 0
         rest[:, columns] = rest[:, columns].sin()
         return hue, leaky, changed, rest
@@ -65,6 +66,12 @@ def by_the_places_before(_: Any, x: Tensor) -> Tensor:
     return y
 
 
+def by_the_mean_of_the_places(_: Any, x: Tensor) -> Tensor:
+    y = x * 2
+    y[x > 0] = x[x > 0] - x[x > 0].mean(0)
+    return y
+
+
 def by_integers_that_may_be_zero(_: Any, x: Tensor) -> Tensor:
     y = (x * 8).long()
     y[x > 0.2] = y[x > 0.2] // (x * 8).long()[x > 0.2]
@@ -79,7 +86,13 @@ def by_the_number_of_places(_: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "compute",
-    [by_another_mask, by_the_places_before, by_integers_that_may_be_zero, by_the_number_of_places],
+    [
+        by_another_mask,
+        by_the_places_before,
+        by_the_mean_of_the_places,
+        by_integers_that_may_be_zero,
+        by_the_number_of_places,
+    ],
     ids=lambda compute: compute.__name__,
 )
 def test_what_depends_on_other_places_is_refused(compute: Any) -> None:

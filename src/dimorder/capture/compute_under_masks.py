@@ -23,6 +23,7 @@ from torch.utils._sympy.value_ranges import bound_sympy
 
 from dimorder.capture.refusals import sized_by_data
 from dimorder.graph.construct import replace_parts
+from dimorder.graph.elements import COPIES
 from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import VALUE, add_call, equal_calls, replace_named, tensor_of
 from dimorder.ops.table import elements_of
@@ -31,6 +32,13 @@ aten = torch.ops.aten
 
 # Operators that divide by zero only where the mask is false raise an error for integers.
 _DIVIDE = ("div", "floor_divide", "remainder", "fmod")
+# Operators along the dimensions of their second argument.
+_ALONG = frozenset(
+    {
+        *(aten.softmax.int, aten.log_softmax.int, aten.mean.dim, aten.sum.dim_IntList),
+        *(aten.amax.default, aten.amin.default),
+    }
+)
 # What torch writes of the number of elements, to assert that it is one.
 _NUMBERS = (aten.sym_size.int, operator.ge, operator.le, operator.gt, operator.lt, operator.eq)
 
@@ -85,10 +93,12 @@ def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
 
 def _selection(node: Node) -> _Selected | None:
     """Return what a node selects by a mask alone."""
-    if node.target is not aten.index.Tensor or not sized_by_data(node):
+    if node.target not in (aten.index.Tensor, aten.masked_select.default) or not sized_by_data(node):
         return None
     args: Any = node.args
-    x, (*before, mask) = args
+    x, (*before, mask) = args if isinstance(args[1], list) else (args[0], args[1:])
+    if node.target is aten.masked_select.default and tensor_of(x).shape != tensor_of(mask).shape:
+        return None
     if any(each is not None for each in before) or tensor_of(mask).dtype != torch.bool:
         return None
     return _Selected(x, mask, len(before), tensor_of(node).dim() - 1 - len(before))
@@ -97,7 +107,7 @@ def _selection(node: Node) -> _Selected | None:
 def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
     """Return what a node computes of selected places, with a call that computes it of all places."""
     read = [each for each in node.all_input_nodes if each in selected]
-    if not read or not isinstance(node.meta[VALUE], Tensor):
+    if not read or not isinstance(node.meta.get(VALUE), Tensor):
         return None
     first = selected[read[0]]
     alike = {(equal[each.mask.name], each.dim, each.after) for each in map(selected.__getitem__, read)}
@@ -105,7 +115,10 @@ def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str
     if len(alike) > 1 or not _is_of_each_place(node, read, others, first.after):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: selected[n].whole if n in selected else n)
-    return _Selected(_call(node, node.target, args, kwargs), first.mask, first.dim, first.after)
+    if node.target in _ALONG:
+        args = (args[0], _from_end(args[1], tensor_of(read[0]).dim()), *args[2:])
+    whole = _call(node, node.target, args, kwargs)
+    return _Selected(whole, first.mask, first.dim, tensor_of(node).dim() - 1 - first.dim)
 
 
 def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], after: int) -> bool:
@@ -120,10 +133,20 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
         )
     if [*read] != [args[0]]:
         return False
+    if target in COPIES or target is aten.to.dtype:
+        return True
     if target is aten.layer_norm.default:
         return len(args[1]) <= after
+    if target in _ALONG:
+        dims = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else args[1:2]
+        return bool(dims) and None not in dims and min(_from_end(dims, tensor_of(read[0]).dim())) >= -after
     by_rows = target is aten.linear.default or (target is aten.matmul.default and others[0].dim() == 2)
     return by_rows and after > 0
+
+
+def _from_end(dims: Any, rank: int) -> Any:
+    """Return dimensions, or one, counted from the last one: -1 is the last one."""
+    return [dim % rank - rank for dim in dims] if isinstance(dims, Sequence) else dims % rank - rank
 
 
 def _is_put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> bool:
@@ -176,7 +199,7 @@ def _erase(node: Node, holds: Callable[[Any], bool]) -> bool:
         if user.target is aten._assert_scalar.default:
             if not holds(node.meta[VALUE].node.expr):
                 return False
-        elif user.target not in _NUMBERS:
+        elif user.target not in (*_NUMBERS, aten._assert_tensor_metadata.default):
             return False
         if not _erase(user, holds):
             return False

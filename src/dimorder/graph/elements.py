@@ -42,7 +42,7 @@ class Elements(Enum):
 
 
 # The operators that give each element of their operand at its place.
-_COPIES = (
+COPIES = (
     *(aten.alias.default, aten.clone.default, aten.contiguous.default),
     *(aten.detach.default, aten.detach_.default, aten.lift_fresh_copy.default),
 )
@@ -51,7 +51,7 @@ MOVERS: Mapping[Any, Elements] = MappingProxyType(
     {
         **dict.fromkeys(
             (
-                *_COPIES,
+                *COPIES,
                 *(aten.reshape.default, aten.view.default, aten._unsafe_view.default),
                 *(aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default),
                 *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
@@ -95,7 +95,7 @@ _JUMPS = frozenset(
     )
 )
 _NAMES = frozenset((*(overload._opname for overload in MOVERS), "__getitem__"))
-_NAMES_OF_COPIES = frozenset(overload._opname for overload in _COPIES)
+_NAMES_OF_COPIES = frozenset(overload._opname for overload in COPIES)
 
 
 def function_moves(function: Any) -> bool:
