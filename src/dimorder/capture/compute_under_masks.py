@@ -51,13 +51,16 @@ class _Selected:
         whole: The same value of all places: it has the mask's dimensions in place of the dimension `dim`.
         mask: The mask.
         dim: The dimension of the selected places.
-        after: The number of dimensions after it.
     """
 
     whole: Node
     mask: Node
     dim: int
-    after: int
+
+    @property
+    def after(self) -> int:
+        """The number of dimensions after that of the selected places."""
+        return tensor_of(self.whole).dim() - tensor_of(self.mask).dim() - self.dim
 
 
 def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
@@ -81,8 +84,8 @@ def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
         found = _selection(node) or _computed(node, selected, equal)
         if found is not None:
             selected[node] = found
-        elif _is_put(node, selected, equal):
-            _choose(node, selected)
+        elif (put := _put(node, selected, equal)) is not None:
+            _choose(node, put)
     masks = {each: found.mask for node, found in selected.items() for each in _numbers(node)}
     ranges = {each: span for each, span in functional.range_constraints.items() if each not in masks}
     holds = partial(_holds, masks=masks, equal=equal, ranges=ranges)
@@ -101,7 +104,7 @@ def _selection(node: Node) -> _Selected | None:
         return None
     if any(each is not None for each in before) or tensor_of(mask).dtype != torch.bool:
         return None
-    return _Selected(x, mask, len(before), tensor_of(node).dim() - 1 - len(before))
+    return _Selected(x, mask, len(before))
 
 
 def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
@@ -117,8 +120,7 @@ def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: selected[n].whole if n in selected else n)
     if node.target in _ALONG:
         args = (args[0], _from_end(args[1], tensor_of(read[0]).dim()), *args[2:])
-    whole = _call(node, node.target, args, kwargs)
-    return _Selected(whole, first.mask, first.dim, tensor_of(node).dim() - 1 - first.dim)
+    return _Selected(_call(node, node.target, args, kwargs), first.mask, first.dim)
 
 
 def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], after: int) -> bool:
@@ -149,32 +151,27 @@ def _from_end(dims: Any, rank: int) -> Any:
     return [dim % rank - rank for dim in dims] if isinstance(dims, Sequence) else dims % rank - rank
 
 
-def _is_put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> bool:
-    """Return whether a node writes what is computed of selected places there, and to all of them."""
-    if node.target not in (aten.index_put.default, aten.masked_scatter.default):
-        return False
+def _put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
+    """Return what a node writes at the places that a mask selects, if it was computed of all these places."""
     args: Any = node.args
+    if node.target not in (aten.index_put.default, aten.masked_scatter.default) or args[2] not in selected:
+        return None
     x, places, value, *accumulates = args
-    if value not in selected or any(accumulates):
-        return False
     found = selected[value]
     *before, mask = places if isinstance(places, list) else [places]
-    is_there = all(each is None for each in before) and len(before) == found.dim
+    is_there = len(before) == found.dim and all(each is None for each in before) and not any(accumulates)
     if not is_there or not isinstance(mask, Node) or equal[mask.name] != equal[found.mask.name]:
-        return False
-    return tensor_of(x).shape == tensor_of(found.whole).shape and (
-        isinstance(places, list) or tensor_of(mask).shape == tensor_of(x).shape
-    )
+        return None
+    is_whole = isinstance(places, list) or tensor_of(mask).shape == tensor_of(x).shape
+    return found if is_whole and tensor_of(x).shape == tensor_of(found.whole).shape else None
 
 
-def _choose(node: Node, selected: Mapping[Node, _Selected]) -> None:
+def _choose(node: Node, found: _Selected) -> None:
     """Let a choice by the mask take the place of a write."""
-    args: Any = node.args
-    found = selected[args[2]]
     mask = found.mask
     for _ in range(found.after):
         mask = _call(node, aten.unsqueeze.default, (mask, -1))
-    replace_named(node, _call(node, aten.where.self, (mask, found.whole, args[0])))
+    replace_named(node, _call(node, aten.where.self, (mask, found.whole, node.args[0])))
 
 
 def _call(place: Node, target: Any, args: Any, kwargs: Any = None) -> Node:

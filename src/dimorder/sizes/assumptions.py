@@ -33,7 +33,7 @@ def points_against(program: SymbolicProgram, points: Sequence[Point]) -> list[Po
     assumptions = list(_assumptions(program).values())
 
     def broken(point: Point) -> frozenset[int]:
-        roots = roots_at(program, point)
+        roots = program.roots_at(point)
         return frozenset(place for place, is_so in enumerate(assumptions) if not is_so(*roots))
 
     known = frozenset[int]().union(*map(broken, points))
@@ -58,7 +58,7 @@ def decisions_of(program: SymbolicProgram) -> dict[Callable[..., bool], frozense
         sizes = [sizes_of(s) if s.name in own else (middle[s.name],) for s in program.symbols]
         points = points_of(program.symbols, sizes)
         if math.prod(map(len, sizes)) > MOST_SIZES or not all(
-            is_so(*roots_at(program, point)) for point in points
+            is_so(*program.roots_at(point)) for point in points
         ):
             found[is_so] = own
     return found
@@ -69,16 +69,12 @@ def line_against(program: SymbolicProgram, point: Point) -> str | None:
 
     None if it does not, or if the line is not known. A program has the way of the example alone.
     """
-    roots = {program.roots[s.name]: sympy.Integer(point[s.name] // s.step) for s in program.symbols}
+    names = (program.roots[symbol.name] for symbol in program.symbols)
+    roots = dict(zip(names, map(sympy.Integer, program.roots_at(point)), strict=True))
     for guard, place in places_of_assumptions(program.exported):
         if guard.free_symbols <= roots.keys() and guard.xreplace(roots) == sympy.false and place is not None:
             return f"{Path(place.filename).name}:{place.lineno}"
     return None
-
-
-def roots_at(program: SymbolicProgram, point: Point) -> list[int]:
-    """Return the roots of a program's dynamic sizes at a point."""
-    return [point[symbol.name] // symbol.step for symbol in program.symbols]
 
 
 def _tried(program: SymbolicProgram) -> Iterable[Point]:

@@ -191,7 +191,7 @@ class _Chooser:
         program = self.searched
         values = [program.size_at(size, point) for size in program.sizes]
         alike = len(values) - len(set(values)) + sum(value in program.constant_sizes for value in values)
-        odd = 10 * sum(not is_odd_prime(root) for root in self._roots(point))
+        odd = 10 * sum(not is_odd_prime(root) for root in self.searched.roots_at(point))
         return 1000 * self.count_unfit(point) + odd + alike, math.prod(point.values())
 
     def are_enough(self, points: Sequence[Point]) -> bool:
@@ -322,10 +322,7 @@ class _Chooser:
         return [size for each in found for size in (each, each - symbol.step)]
 
     def _is_prime(self, point: Point) -> bool:
-        return all(map(is_odd_prime, self._roots(point)))
-
-    def _roots(self, point: Point) -> list[int]:
-        return [point[symbol.name] // symbol.step for symbol in self.searched.symbols]
+        return all(map(is_odd_prime, self.searched.roots_at(point)))
 
     def _count_apart(self, points: Sequence[Point]) -> tuple[int, int]:
         """Return how many of the sizes and numbers differ between the points, and how many from one another.

@@ -24,7 +24,7 @@ from dimorder.graph.quantized import are_equal
 from dimorder.ops.attention import ATTENTION
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.masks import hidden_by
-from dimorder.sizes.merge_specializations import broadcast_row
+from dimorder.sizes.merge_specializations import broadcast_row, first_places
 
 PointT = TypeVar("PointT")
 
@@ -105,7 +105,7 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
     for row in rows:
         tensors, whole = _tensors(programs, row), twins.get(row[0].name)
         if whole is not None and (dims := _repeating_dims(row, [*tensors, whole])):
-            tensors, whole = [_narrow(tensor, dims) for tensor in tensors], _narrow(whole, dims)
+            tensors, whole = [first_places(tensor, dims) for tensor in tensors], first_places(whole, dims)
             for each, node, tensor in zip(programs, row, tensors, strict=True):
                 _replace(each, node, tensor)
         if broadcast_row(tensors if whole is None else [*tensors, whole]) is not None:
@@ -129,14 +129,7 @@ def _repeating_dims(row: Sequence[Node], tensors: Sequence[torch.Tensor]) -> lis
         return []
     dims = range(tensors[0].dim())
     varying = (d for d in dims if 0 not in (sizes := {each.shape[d] for each in tensors}) and len(sizes) > 1)
-    return [d for d in varying if all(are_equal(t, _narrow(t, [d]).expand(t.shape)) for t in tensors)]
-
-
-def _narrow(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Return the first place along dimensions."""
-    for dim in dims:
-        tensor = tensor.narrow(dim, 0, 1)
-    return tensor
+    return [d for d in varying if all(are_equal(t, first_places(t, [d]).expand(t.shape)) for t in tensors)]
 
 
 def _replace(program: Captured, node: Node, constant: torch.Tensor) -> None:

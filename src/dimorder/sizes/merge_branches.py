@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.exported import own_module
-from dimorder.sizes.assumptions import decisions_of, roots_at
+from dimorder.sizes.assumptions import decisions_of
 from dimorder.sizes.range_sizes import points_of, sizes_of
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 
@@ -97,7 +97,7 @@ def _branch(program: SymbolicProgram) -> _SizeBranch:
     decisions = decisions_of(program)
 
     def takes(point: Point) -> bool:
-        roots = roots_at(program, point)
+        roots = program.roots_at(point)
         return all(is_so(*roots) for is_so in decisions)
 
     return _SizeBranch(program, takes, frozenset[str]().union(*decisions.values()))

@@ -7,7 +7,7 @@ with symbols: torch would fix a size wherever one of its operators compares it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -157,10 +157,15 @@ def broadcast_row(tensors: Sequence[Tensor]) -> Tensor | None:
     """
     if len({tensor.dim() for tensor in tensors}) != 1:
         return None
-    row = tensors[0]
-    for d, sizes in enumerate(zip(*(tensor.shape for tensor in tensors), strict=True)):
-        if len(set(sizes)) > 1:
-            row = row.narrow(d, 0, 1)
+    sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
+    row = first_places(tensors[0], [d for d, each in enumerate(sizes) if len(set(each)) > 1])
     if not all(are_equal(tensor, row.expand(tensor.shape)) for tensor in tensors):
         return None
     return row.contiguous()
+
+
+def first_places(tensor: Tensor, dims: Iterable[int]) -> Tensor:
+    """Return the first place of a tensor along dimensions, which stay with a size of 1."""
+    for dim in dims:
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor

@@ -165,6 +165,10 @@ class SymbolicProgram:
         """Return the ranges of torch's own symbols. torch itself says 2 where a size may be 1."""
         return {self.roots[s.name]: ValueRanges(*(end // s.step for end in ends(s))) for s in self.symbols}
 
+    def roots_at(self, point: Point) -> list[int]:
+        """Return the values of torch's symbols at a point, in the order of the dynamic sizes."""
+        return [point[symbol.name] // symbol.step for symbol in self.symbols]
+
     def varying(self, point: Point) -> frozenset[int]:
         """Return the values at a point of all sizes that are dynamic or computed from dynamic ones."""
         return frozenset(self.size_at(size, point) for size in self.sizes)

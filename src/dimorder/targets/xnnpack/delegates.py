@@ -18,6 +18,7 @@ from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE, IntegerType,
 from dimorder.ops.table import elements_of
 from dimorder.physical.annotations import FusedProgram, How
 from dimorder.physical.wasted_levels import clamp_range
+from dimorder.sizes.merge_specializations import first_places
 from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View, is_permute, whole
@@ -144,9 +145,7 @@ def row_of(node: Node, tensor: Tensor, plan: Partition) -> Tensor:
     """
     if not _repeats(node, plan):
         raise SizesError(node, "a constant that is computed from a constant of a dynamic size")
-    row = tensor
-    for d, size in enumerate(plan.shapes(node)[0]):
-        row = row if is_fixed([size]) else row.narrow(d, 0, 1)
+    row = first_places(tensor, [d for d, size in enumerate(plan.shapes(node)[0]) if not is_fixed([size])])
     if not are_equal(row.expand(tensor.shape), tensor):
         raise SizesError(node, "a constant whose values depend on a dynamic size")
     return row
