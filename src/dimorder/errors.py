@@ -58,6 +58,21 @@ class StageError(DimorderError):
     """A stage of the pipeline that does not keep its own promise: a mistake in dimorder."""
 
 
+def summary(error: BaseException) -> str:
+    """Return another library's error as one short line: its type, and the first line of its text.
+
+    >>> summary(ValueError("no such size: 3\\n  in forward"))
+    'ValueError: no such size: 3'
+    """
+    said = first_line(error)[:200]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def first_line(text: object) -> str:
+    """Return the first line of a text, or of an error's, that is not blank."""
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
+
+
 def install_of(*extras: str) -> str:
     """Return the command that installs dimorder with these extras.
 

@@ -41,7 +41,7 @@ from dimorder.capture.size_refusals import (
 )
 from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError, first_line
 from dimorder.files import require_exported_program, require_sound_archive
 from dimorder.graph.nodes import clone_repeated_tensors
 from dimorder.graph.prediction import assume_assertions, assumptions_of
@@ -71,14 +71,7 @@ def export(
         fix = "lower outside of torch.autocast; within the network's forward it is kept"
         raise UsageError("torch.autocast", "it is on, and would change the types of operators", fix)
     if isinstance(model, (str, Path)):
-        try:
-            model = load_exported(model)
-        except Exception as error:
-            found, fix = f"not a readable exported program: {error}", SAVE_AGAIN
-            if not Path(str(model)).is_file():
-                found = "a folder" if Path(str(model)).is_dir() else "no such file"
-                fix = "give the path of a .pt2 file, without ~ or variables"
-            raise UsageError(str(model), found, fix) from error
+        model = read_exported(model)
     if isinstance(model, ExportedProgram):
         return _prepared(model)
     if not isinstance(model, torch.nn.Module):
@@ -125,12 +118,24 @@ _SCRIPTED = (
     "TorchScript, which torch.export cannot read",
     "pass the module that torch.jit.script or torch.jit.trace was given",
 )
-SAVE_AGAIN = "export the network again: torch.export.save(torch.export.export(network, inputs), file)"
+_SAVE_AGAIN = "export the network again: torch.export.save(torch.export.export(network, inputs), file)"
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # of a tensor's element
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     return prepare_branches(compute_under_masks(decompose_flex_attention(inline_grad_modes(program))))
+
+
+def read_exported(path: str | Path, where: str = "") -> ExportedProgram:
+    """Return the program in a `.pt2` file, or raise a `UsageError` that says what to do."""
+    try:
+        return load_exported(path)
+    except Exception as error:
+        found, fix = f"not a readable exported program: {first_line(error)}", _SAVE_AGAIN
+        if not Path(path).is_file():
+            found = "a folder" if Path(path).is_dir() else "no such file"
+            fix = "give the path of a .pt2 file, without ~ or variables"
+        raise UsageError(where or str(path), found, fix) from error
 
 
 def load_exported(path: str | Path, extra_files: dict[str, Any] | None = None) -> ExportedProgram:

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dimorder.capture.size_refusals import is_network_file, places_of, refused_sizes
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, first_line
 from dimorder.graph.branches import is_static
 from dimorder.graph.nodes import operator_at, tensors_in, where
 from dimorder.graph.tracing import is_random
@@ -256,7 +256,7 @@ def not_exported(
     where = f"torch.export of {type(model).__name__}{line}"
     message = str(error).strip()
     code = "" if frame is None else frame.line  # an assertion without a text has its own
-    reason = next((line for line in message.splitlines() if line.strip()), code or "no more is known")
+    reason = first_line(message) or code or "no more is known"
     if _is_by_elements(error):
         return UnsupportedError(where, *_BY_DATA)
     sizes = partial(refused_sizes, places=places_of(model, dynamic_shapes))

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dimorder.errors import DimorderError, UsageError
+from dimorder.errors import DimorderError, UsageError, summary
 from dimorder.text import shape_text
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         shapes = ", ".join(shape_text(x.shape, "x") for x in given) or "nothing"
         raise UsageError(
             f"--input, for {type(model).__name__}",
-            f"{shapes}, on which it raises {_one_line(error)}",
+            f"{shapes}, on which it raises {summary(error)}",
             f"give shapes and dtypes that the network takes{_channels_last_hint(given)}"
             # Python raises others if the network unpacks a list or a dict.
             + ("" if isinstance(error, RuntimeError) else f"; {_NESTED}"),
@@ -236,16 +236,9 @@ def _load_exported(path: str) -> ExportedProgram:
     if not Path(path).is_file():
         found = "a folder" if Path(path).is_dir() else "no such file"
         raise UsageError(f"MODEL {path}", found, "give a .pt2 file, or package.module:factory")
-    from dimorder.capture.export import SAVE_AGAIN, load_exported
+    from dimorder.capture.export import read_exported
 
-    try:
-        return load_exported(path)
-    except Exception as error:
-        raise UsageError(
-            f"MODEL {path}",
-            f"not a readable exported program: {_one_line(error)}",
-            SAVE_AGAIN,
-        ) from error
+    return read_exported(path, f"MODEL {path}")
 
 
 def _check_exported_inputs(program: ExportedProgram, options: Sequence[InputOption]) -> None:
@@ -364,13 +357,7 @@ def _failed(
 ) -> DimorderError:
     frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return DimorderError(f"MODEL {spec}", f"{doing} raised {_one_line(error)}{at}", fix)
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an exception as one short line."""
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first.strip()[:200]}" if first else type(error).__name__
+    return DimorderError(f"MODEL {spec}", f"{doing} raised {summary(error)}{at}", fix)
 
 
 def _lacks_torchvision_operators(error: BaseException) -> bool:

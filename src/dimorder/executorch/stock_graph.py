@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, summary
 from dimorder.executorch.file_graph import EdgeOperator, FileNode, graph_of_file
 from dimorder.graph.nodes import tensors_in, where
 
@@ -39,9 +39,7 @@ def stock_graph(program: ExportedProgram) -> list[FileNode]:
         )
         lowered = edge.to_executorch()
     except Exception as error:  # it has no class of its own for what it does not support
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        found = f"{type(error).__name__}: {said}"
-        raise UnsupportedError("ExecuTorch's own lowering", found, "use dimorder's alone") from error
+        raise UnsupportedError("ExecuTorch's own lowering", summary(error), "use dimorder's alone") from error
     record = lowered.get_etrecord()
     operators = {
         node.meta.get("debug_handle"): EdgeOperator(where(node), _shape(node))

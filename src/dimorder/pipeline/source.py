@@ -12,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.capture.captured import Captured
+from dimorder.capture.export import read_exported
 from dimorder.capture.integer_boundary import Types
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.layout.costs import Costs
@@ -52,7 +53,7 @@ class Source:
     `sizes` is the network with dynamic sizes, or None if all its sizes are fixed.
     """
 
-    model: torch.nn.Module | ExportedProgram | str | Path
+    model: torch.nn.Module | ExportedProgram
     args: Sequence[Any]
     kwargs: Mapping[str, Any] | None
     sizes: SymbolicProgram | None
@@ -74,7 +75,7 @@ def read_source(
     """Return a network with example inputs; a quantized network brings its own inputs and dynamic sizes.
 
     Raises:
-        UsageError: if a size has no upper bound, or is not a multiple of a symbol.
+        UsageError: if a file cannot be read, a size has no upper bound, or it is not a multiple of a symbol.
         UnsupportedError: if a network with dynamic sizes cannot be exported.
     """
     if isinstance(model, QuantizedNetwork):
@@ -85,6 +86,8 @@ def read_source(
         elif model.dynamic_shapes is None:
             return _resized(model.module, args, kwargs, dynamic_shapes)
         model = model.module
+    if isinstance(model, (str, Path)):
+        model = read_exported(model)
     return Source(model, args, kwargs, export_symbolic(model, args, kwargs, dynamic_shapes))
 
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dimorder.errors import DimorderError, UnsupportedError
+from dimorder.errors import DimorderError, UnsupportedError, summary
 
 
 def not_observed(example: int, error: Exception, runs: bool = False) -> UnsupportedError:
@@ -23,12 +23,12 @@ def not_observed(example: int, error: Exception, runs: bool = False) -> Unsuppor
     where = f"example {example} of the calibration"
     if _is_of_numbers(error):
         fix = "leave the example out, since the network makes no numbers of it, or lower it in float"
-        return UnsupportedError(where, _first_line(error), fix)
+        return UnsupportedError(where, summary(error), fix)
     if runs:
         fix = "write the operator in other operators, or lower the network in float"
-        return UnsupportedError(where, f"the network with observers raised {_first_line(error)}", fix)
+        return UnsupportedError(where, f"the network with observers raised {summary(error)}", fix)
     fix = "give examples that the network takes: model(*example) must run in PyTorch"
-    return UnsupportedError(where, f"the network raised {_first_line(error)}", fix)
+    return UnsupportedError(where, f"the network raised {summary(error)}", fix)
 
 
 def _is_of_numbers(error: Exception) -> bool:
@@ -62,10 +62,4 @@ def explained_by_pass(tool: str) -> Iterator[None]:
         operators = re.findall(r"While executing .*?target=(?:torch\.ops\.)?([\w.]+)", text)[-1:]
         where = [tool, *(f"pass {name}" for name in passes), *operators]
         fix = "write the operator in other operators, or lower the network in float"
-        raise UnsupportedError(", ".join(where), _first_line(chain[-1]), fix) from error
-
-
-def _first_line(error: Exception) -> str:
-    """Return the type of an error, and the first line of its text that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        raise UnsupportedError(", ".join(where), summary(chain[-1]), fix) from error

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dimorder.errors import DimorderError, ExportError, StageError, UnsupportedError, VerificationError
+from dimorder.errors import (
+    DimorderError,
+    ExportError,
+    StageError,
+    UnsupportedError,
+    VerificationError,
+    first_line,
+)
 from dimorder.sizes.choose_points import are_enough
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
@@ -47,7 +54,7 @@ def explained_at(point: Point, sizes: SymbolicProgram) -> Iterator[None]:
         yield
     except Exception as error:
         sizes.require(point)
-        found = next(iter(str(error).splitlines()), "")
+        found = first_line(error)
         if not isinstance(error, RuntimeError) and not found.startswith("Guard failed"):  # torch's own words
             raise
         fix = "narrow the range of sizes, or make the network take them all"

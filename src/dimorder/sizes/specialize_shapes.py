@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, summary
 from dimorder.graph.construct import replace_parts
 from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import RESIZES, VALUE, bound, drop_meta, operator_at, set_meta, set_value
@@ -202,10 +202,9 @@ def _run(node: Node, known: Mapping[Node, Any], sizes: str) -> Any:
         with torch.no_grad():
             return target(*args, **kwargs)
     except Exception as error:  # whatever an operator says about sizes that it does not accept
-        message = next(iter(str(error).strip().splitlines()), "")
         raise UnsupportedError(
             f"{operator_at(node)}, at {sizes}",
-            f"{type(error).__name__}: {message}",
+            summary(error),
             "narrow the range of sizes, or make the network take them all",
         ) from error
 

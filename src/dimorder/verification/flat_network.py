@@ -31,7 +31,8 @@ def flat_network(
     The physical program is verified against it. `calls` has the leaves of each call: those that are not
     tensors are passed on. A network that writes buffers has its buffers restored afterwards.
     """
-    reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
+    given = model if isinstance(model, (torch.nn.Module, ExportedProgram)) else program.exported
+    reference = given.module() if isinstance(given, ExportedProgram) else given
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
         feed, results = iter(inputs), list[torch.Tensor]()

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from dimorder.capture.captured import Captured
 from dimorder.capture.state import restart
 from dimorder.contract import Contract
-from dimorder.errors import VerificationError
+from dimorder.errors import VerificationError, first_line, summary
 from dimorder.layout.rewrite import at_boundary
 from dimorder.verification.flat_network import flat_network, takes_floats
 from dimorder.verification.numerics import FunctionalProgram
@@ -111,7 +111,7 @@ class NetworkCalls:
             with torch.no_grad():
                 return (network or self.network)(*inputs)
         except Exception as error:  # whatever a network says about inputs that it does not accept
-            return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            return summary(error)
 
     def exported_outputs(self, numerics: Numerics, inputs: Sequence[torch.Tensor]) -> Outputs:
         """Return the outputs of the exported program in other numerics."""
@@ -134,7 +134,7 @@ class NetworkCalls:
                 with torch.no_grad():
                     given = run(held)
             except RuntimeError as error:
-                found = f"it does not run: {next(iter(str(error).splitlines()), '')}"
+                found = f"it does not run: {first_line(error)}"
                 raise VerificationError(
                     "what was made of the network", found, "report this network, or lower it for target torch"
                 ) from error

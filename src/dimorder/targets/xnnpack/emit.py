@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from dimorder.contract import Contract
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, summary
 from dimorder.executorch.program_tables import count_calls, read_program
 from dimorder.executorch.pte import method_of
 from dimorder.graph.branches import COND
@@ -129,8 +129,7 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
         edge = turn_inputs_into_buffers(_generate_edge_program(EDGE, outer), plan.state)
         return write_pte(write_in_place(edge), texts, keep_delegates=True)
     except Exception as error:
-        summary = (str(error).strip().splitlines() or [""])[0]
-        raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error
+        raise _no_kernel(plan, plan.outside(), summary(error)) from error
 
 
 def _has_kernel(target: Any) -> bool:
