@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.capture.calls import call_leaves
 from dimorder.capture.captured import Captured
-from dimorder.capture.export import arguments
 from dimorder.capture.fold import fold_constants
 from dimorder.capture.state import restart
 from dimorder.contract import Contract
@@ -254,7 +254,7 @@ class Lowered:
     def _tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the tensors of a call, in the sequence of the contract."""
         try:
-            given = arguments(self.program.exported, args, kwargs)
+            given = call_leaves(self.program.exported, args, kwargs)
         except UsageError:
             if not kwargs or not set(kwargs) <= {spec.name for spec in self.contract.inputs}:
                 raise

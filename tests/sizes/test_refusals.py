@@ -406,28 +406,6 @@ class Wider(nn.Module):
         return x.sum(1) if x.shape[0] > x.shape[1] else x.exp()
 
 
-class Reparametrized(nn.Module):
-    """Computes the weight of a convolution in each call, by its data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own, self.used = nn.Conv1d(5, 4, 3), nn.Conv1d(5, 4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.weight = self.own.weight.data.clone().detach() * 2
-        self.used.weight.data = self.weight.contiguous()
-        y: torch.Tensor = self.used(x)
-        return y
-
-
-def test_weights_that_are_computed_by_their_data_are_refused() -> None:
-    network, x = Reparametrized(), torch.randn(2, 5, 7)
-    wanted = network(x)
-    _, found, fix = refusal(network, x, ({0: Dim("N", min=1, max=5)},), target="torch")
-    assert "weights that the network computes by their .data" in found and "make_fx" in fix
-    assert torch.equal(network(x), wanted)
-
-
 class Remembering(nn.Module):
     """Computes places for one length, and keeps these for further calls."""
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder.capture.export import arguments
+from dimorder.capture.calls import call_leaves
 from dimorder.errors import DimorderError, StageError, VerificationError
 from dimorder.graph.pairs import real_views
 from dimorder.verification.relative_error import relative_error
@@ -101,7 +101,7 @@ def _in_cpp(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor]
     from tests.device import emulation
 
     lowered = dimorder.lower(module, inputs, target="xnnpack")
-    given = arguments(lowered.program.exported, inputs, {})
+    given = call_leaves(lowered.program.exported, inputs, {})
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
     fed = dict(zip((spec.name for spec in lowered.contract.inputs), tensors, strict=True))
     with tempfile.TemporaryDirectory() as folder:

@@ -14,8 +14,9 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from dimorder.capture.calls import example_leaves, refuse_meta, require_arguments
 from dimorder.capture.decompose_dynamic_resize import RESIZES
-from dimorder.capture.export import example_leaves, export, refuse_meta, require_arguments
+from dimorder.capture.export import export
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
 from dimorder.capture.refusals import no_normal_form, refuse_sparse, refuse_write, writes_no_buffer
 from dimorder.capture.state import StateBuffer, left_in_state, with_one_name

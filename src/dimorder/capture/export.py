@@ -1,24 +1,24 @@
-"""Export a network with torch.export, check torch's assertions about sizes, and find arguments of calls."""
+"""Export a network with torch.export, and check torch's assertions about sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import sympy
 import torch
-import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
-from torch.export._tree_utils import reorder_kwargs
-from torch.export.graph_signature import InputKind
 
 from dimorder.capture.assigned_buffers import with_assigned_buffers
+from dimorder.capture.calls import refuse_meta, require_arguments
 from dimorder.capture.caught_errors import caught_errors
 from dimorder.capture.claims import holds, holds_throughout
 from dimorder.capture.compute_under_masks import compute_under_masks
+from dimorder.capture.data_attributes import DataAttributes
 from dimorder.capture.decompose_flex_attention import decompose_flex_attention
 from dimorder.capture.inline_grad_modes import inline_grad_modes
 from dimorder.capture.keep_dynamic import KeepDynamic
@@ -26,6 +26,7 @@ from dimorder.capture.known_constants import KnownConstants
 from dimorder.capture.prepare_branches import prepare_branches
 from dimorder.capture.proven_contiguity import proven_contiguity
 from dimorder.capture.refusals import (
+    WITHOUT_DATA,
     explaining,
     not_exported,
     refuse_gradients,
@@ -79,39 +80,39 @@ def export(
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedError("the network", *_SCRIPTED)
     refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
+    return _prepared(_export_module(model, args, kwargs, dynamic_shapes))
+
+
+def _export_module(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram:
+    """Return a module's program by the first way to export it that works."""
+    call = (model, args, kwargs, dynamic_shapes)
     try:
-        program = _exported(model, args, kwargs, dynamic_shapes)
-        if any(node.target in _READS or sized_by_data(node) for node in program.graph.nodes):
-            known, _ = _by_constants(model, args, kwargs, dynamic_shapes)
-            program = known or program
-        if dynamic_shapes is not None and fixes_a_size(program):
-            traced = _traced(model, args, kwargs, dynamic_shapes)
-            if traced is not None and (fixed := fixed_sizes(traced)):
-                raise not_exported(model, ValueError(fixed), dynamic_shapes, fixing_line(program))
-            program = traced or program
+        program = _exported(*call)
     except UnsupportedError:
         raise
     except Exception as error:
         first = error  # handled below, so that a later error does not carry it
     else:
-        return _prepared(program)
-    known, later = _by_constants(model, args, kwargs, dynamic_shapes)
+        if any(node.target in _READS or sized_by_data(node) for node in program.graph.nodes):
+            program = _by_constants(*call)[0] or program
+        return program if dynamic_shapes is None else _unfixed(program, *call)
+    known, later = _by_constants(*call)
     last: Exception | None = None
     if known is None and dynamic_shapes is not None:
-        known, last = _with_assertions(model, args, kwargs, dynamic_shapes)
-        known = known or _traced(model, args, kwargs, dynamic_shapes)
-        known = known or _with_assertions(model, args, kwargs, dynamic_shapes, strict=True)[0]
-    if known is None:
-        for name, part in model.named_modules():  # a traced part is read, unless it was saved and loaded
-            if isinstance(part, torch.jit._script.RecursiveScriptModule):
-                raise UnsupportedError(f"part {name!r} of {type(model).__name__}", *_SCRIPTED) from first
-        reason = explaining(first, later)
-        if last is not None and all(map(refuses_some_sizes, (reason, last))):
-            reason = last  # this export asks less of sizes
-        raise not_exported(
-            model, reason, dynamic_shapes, refusing_line(reason) or refusing_line(first)
-        ) from reason
-    return _prepared(known)
+        known, last = _with_assertions(*call)
+        known = known or _traced(*call) or _with_assertions(*call, strict=True)[0]
+    if known is not None:
+        return known
+    for name, part in model.named_modules():  # a traced part is read, unless it was saved and loaded
+        if isinstance(part, torch.jit._script.RecursiveScriptModule):
+            raise UnsupportedError(f"part {name!r} of {type(model).__name__}", *_SCRIPTED) from first
+    reason = explaining(first, later)
+    if last is not None and all(map(refuses_some_sizes, (reason, last))):
+        reason = last  # this export asks less of sizes
+    line = refusing_line(reason) or refusing_line(first)
+    raise not_exported(model, reason, dynamic_shapes, line) from reason
 
 
 _SCRIPTED = (
@@ -170,8 +171,8 @@ def _exported(
     parts = nullcontext() if dynamic_shapes is None or strict else KeepDynamic()
     quotients = nullcontext() if dynamic_shapes is None else whole_quotients()
 
-    def run() -> ExportedProgram:
-        with unchanged(model), without_fake_tensors(model):
+    def run(attributes: DataAttributes | None = None) -> ExportedProgram:
+        with unchanged(model), without_fake_tensors(model), attributes or nullcontext():
             return torch.export.export(
                 model,
                 *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
@@ -181,7 +182,12 @@ def _exported(
             )
 
     with torch.no_grad(), eval_mode(model), parts, quotients, unsolved_sizes(), caught_errors():
-        program = with_assigned_buffers(model, run)
+        try:
+            program = with_assigned_buffers(model, run)
+        except RuntimeError as error:
+            if strict or WITHOUT_DATA not in str(error):
+                raise
+            program = with_assigned_buffers(model, partial(run, DataAttributes(model)))
     refuse_gradients(program)
     require_data(program)
     return program
@@ -264,6 +270,26 @@ def _traced(
     return None if is_narrowed(program) or fixes_a_size(program) else program
 
 
+def _unfixed(
+    program: ExportedProgram,
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+) -> ExportedProgram:
+    """Return the program, or the one that TorchDynamo traces if torch.export fixed a size.
+
+    Raises:
+        UnsupportedError: The program that is traced fixes a size by a function of Python.
+    """
+    if not fixes_a_size(program):
+        return program
+    traced = _traced(model, args, kwargs, dynamic_shapes)
+    if traced is not None and (fixed := fixed_sizes(traced)):
+        raise not_exported(model, ValueError(fixed), dynamic_shapes, fixing_line(program))
+    return traced or program
+
+
 def fixes_a_size(program: ExportedProgram) -> bool:
     """Return whether torch took a number that it computed from sizes for a constant, as `int(size)` makes it.
 
@@ -287,108 +313,3 @@ def is_narrowed(program: ExportedProgram) -> bool:
         if own.lower > max(wanted.lower / step, 2) or step * own.upper < wanted.upper:
             return True
     return False
-
-
-def require_arguments(args: object, kwargs: object) -> None:
-    """Raise `UsageError` unless arguments are in a tuple, and those by name in a dict."""
-    if not isinstance(args, (tuple, list)):
-        raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
-    if not isinstance(kwargs, Mapping | None):
-        raise UsageError("kwargs", type(kwargs).__name__, 'give a dict by name: {"mask": mask}')
-
-
-def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the leaves of a call in the program's sequence, keywords and keys by name.
-
-    An argument that the program has by position may come by name.
-
-    Raises:
-        UsageError: The call has another structure than the program's.
-    """
-    spec = exported.call_spec.in_spec
-    positional, named = spec.children()
-    count, names = positional.num_children, list(named.context or ())
-    signature = exported.module_call_graph[0].signature
-    known = (signature and signature.forward_arg_names) or []
-    missing, called = known[len(args) : count], (len(args), list(kwargs))
-    if set(missing) <= set(kwargs):
-        args = (*args, *(kwargs[name] for name in missing))
-        kwargs = {name: value for name, value in kwargs.items() if name not in missing}
-    try:
-        leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
-    except (ValueError, TypeError, KeyError) as error:
-        if (len(args), set(kwargs)) == (count, set(names)):
-            reason = " ".join(str(error).split())[:200]
-            found = f"another structure than the network was exported with ({reason})"
-        else:
-            found = _counted(*called)
-        fix = f"give {_counted(count, names, known[:count])}"
-        if len(args) + len(kwargs) > count + len(names):
-            fix += "; others are fixed, unless the network is lowered with them"
-        raise UsageError("the arguments", found, fix) from error
-    return leaves
-
-
-def _counted(count: int, named: Sequence[str], positional: Sequence[str] = ()) -> str:
-    """Return how many arguments a call has by position and by name, with the names that are known.
-
-    >>> _counted(1, ["mask"], ["x"]), _counted(0, [])
-    ('1 by position (x), by name mask', 'no arguments')
-    """
-    if not count and not named:
-        return "no arguments"
-    by_position = f"{count} by position" + (f" ({', '.join(positional)})" if positional else "")
-    return f"{by_position}, by name {', '.join(named) or 'none'}"
-
-
-def example_leaves(
-    exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Return the leaves of the call that stands for all: the caller's arguments, or the program's own.
-
-    The caller's arguments must fit the program.
-    """
-    call = (args, kwargs) if args or kwargs else exported.example_inputs
-    if call is None:
-        raise UsageError("args", "neither given nor in the program", "give example arguments")
-    examples = arguments(exported, *call)
-    leaves = iter(examples)
-    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
-    for spec in exported.graph_signature.input_specs:
-        if spec.kind == InputKind.USER_INPUT:
-            leaf, own = next(leaves), placeholders[spec.arg.name].meta.get("val")
-            if isinstance(own, torch.Tensor) and not _fits(leaf, own):
-                found = f"{tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-                raise UsageError(
-                    f"input {spec.arg.name}",
-                    f"{found}, where the program was exported for {tuple(own.shape)} of {own.dtype}",
-                    "export it again for that input",
-                )
-    return tuple(examples)
-
-
-def _fits(leaf: Any, own: torch.Tensor) -> bool:
-    """Return whether a tensor may stand for another; dynamic sizes are refused elsewhere."""
-    if not isinstance(leaf, torch.Tensor) or leaf.dtype != own.dtype:
-        return False
-    return leaf.shape == own.shape or not all(isinstance(size, int) for size in own.shape)
-
-
-def refuse_meta(where: str, *trees: Any) -> None:
-    """Refuse tensors on the meta device: they have no numbers that could be compared."""
-    if torch.get_default_device().type == "meta":
-        found = "the meta device, on which the network's inputs would be drawn"
-        raise UsageError("torch's default device", found, 'lower outside of torch.device("meta")')
-    leaves, _ = pytree.tree_flatten_with_path(trees)
-    empty = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_meta]
-    if empty:
-        first = pytree.keystr(empty[0][1:]).strip("[]'\"")
-        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise UsageError(
-            where,
-            f"no data in {first}{more}: on the meta device a tensor is a shape alone",
-            "load the weights (load_state_dict(..., assign=True)), or make room by "
-            "to_empty(device='cpu') and fill it"
-            if where == "the network"
-            else "give tensors with data, such as torch.randn of the same shape",
-        )

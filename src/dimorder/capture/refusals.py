@@ -57,7 +57,7 @@ WRITING_BRANCH = (
     "compute a new value there: x + 1, not x.add_(1)",
 )
 
-_WITHOUT_DATA = "found a fake tensor in the exported program constant's list"  # torch's words
+WITHOUT_DATA = "found a fake tensor in the exported program constant's list"  # torch's words
 _BY_GRADIENT = (
     "a gradient (torch.autograd.grad, torch.func.grad), which torch.export cannot trace",
     "lower its graph instead: torch.fx.experimental.proxy_tensor.make_fx(network)(*inputs)",
@@ -82,9 +82,8 @@ _BY_TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
             "weights that were made within torch.inference_mode",
             "make or load the network outside of it, or lower it within it",
         ),
-        _WITHOUT_DATA: (
-            "a gradient (torch.autograd.grad), weights that the network computes by their .data, or a tensor "
-            "without data that an earlier export left",
+        WITHOUT_DATA: (
+            "a gradient (torch.autograd.grad), or a tensor without data that an earlier export left",
             _BY_GRADIENT[1],
         ),
         ".numpy() is not supported for tensor subclasses": (
@@ -211,7 +210,7 @@ def require_data(program: ExportedProgram) -> None:
     """Raise torch's own error for tensors without data, which it misses if functions are replaced."""
     tensors = (*program.constants.values(), *program.state_dict.values())
     if any(isinstance(value, FakeTensor) for value in tensors):
-        raise ValueError(_WITHOUT_DATA)
+        raise ValueError(WITHOUT_DATA)
 
 
 def refuse_sparse(program: ExportedProgram) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
-from dimorder.capture.export import arguments
+from dimorder.capture.calls import call_leaves
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
 from dimorder.reading import Normalization, is_array, read_arrays, read_image
@@ -81,7 +81,7 @@ def no_example(where: str) -> UsageError:
 
 
 def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None:
-    leaves = arguments(exported, call.args, call.kwargs)
+    leaves = call_leaves(exported, call.args, call.kwargs)
     inputs, tensors = _tensor_inputs(exported), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if len(tensors) != len(inputs):
         raise UsageError(

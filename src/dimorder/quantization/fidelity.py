@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from dimorder.capture.export import arguments
+from dimorder.capture.calls import call_leaves
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.lowered import Lowered
@@ -79,7 +79,7 @@ def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
     specs, exported = iter(lowered.contract.inputs), lowered.program.exported
     leaves = [
         next(specs).quantized(leaf) if isinstance(leaf, Tensor) else leaf
-        for leaf in arguments(exported, call.args, call.kwargs)
+        for leaf in call_leaves(exported, call.args, call.kwargs)
     ]
     args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
     outputs = tensors_in(lowered.run(*args, **kwargs))

@@ -14,8 +14,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from dimorder.capture.calls import call_leaves
 from dimorder.capture.dynamic import quantizes
-from dimorder.capture.export import arguments, export
+from dimorder.capture.export import export
 from dimorder.capture.refusals import refuse_write
 from dimorder.clock import Progress, StepPart
 from dimorder.errors import UnsupportedError, UsageError, installed, require_type
@@ -277,7 +278,7 @@ def _require_quantized(module: GraphModule, original: GraphModule, recipe: str) 
 
 def _flat(exported: ExportedProgram, given: Sequence[CalibrationCall]) -> list[Sequence[Any]]:
     """Return the tensors of calls, one for each placeholder of the program."""
-    leaves = (arguments(exported, call.args, call.kwargs) for call in given)
+    leaves = (call_leaves(exported, call.args, call.kwargs) for call in given)
     return [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each in leaves]
 
 

@@ -14,7 +14,8 @@ from torch.export.dynamic_shapes import _DimHint, _DimHintType
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.export import arguments, export, export_branch, is_narrowed, require_arguments
+from dimorder.capture.calls import call_leaves, require_arguments
+from dimorder.capture.export import export, export_branch, is_narrowed
 from dimorder.capture.refusals import refuse_choices_by_data, refuse_sparse
 from dimorder.capture.size_refusals import refuses_some_sizes
 from dimorder.capture.state import with_one_name
@@ -88,7 +89,7 @@ def export_symbolic(
     call = (args, kwargs or {}) if args or kwargs else exported.example_inputs
     if call is None:
         raise UsageError("args", "neither given nor in the program", "give example arguments")
-    leaves = tuple(arguments(exported, *call))
+    leaves = tuple(call_leaves(exported, *call))
     symbols, roots = _symbols(exported, leaves, names)
     _restore_ranges(exported, symbols, roots)
     return SymbolicProgram(exported, leaves, symbols, roots)
@@ -107,7 +108,7 @@ def _merged(
         exported = export_branch(model, args, kwargs, dynamic_shapes)
         if exported is None or is_narrowed(exported):
             return None
-        leaves = tuple(arguments(exported, args, kwargs))
+        leaves = tuple(call_leaves(exported, args, kwargs))
         try:
             symbols, roots = _symbols(exported, leaves, names)
         except UsageError:  # two sizes are one
