@@ -57,6 +57,11 @@ CALLS: dict[str, Case] = {
 }
 
 CONVOLUTIONS: dict[str, Case] = {
+    "depthwise, 19x7 of 5x2": (
+        lambda x, w, b: F.conv2d(x, w, b, 1, (9, 3), 1, 6),
+        (r(2, 6, 5, 2),),
+        (r(6, 1, 19, 7), r(6)),
+    ),
     "depthwise, 7x7": (lambda x, w, b: F.conv2d(x, w, b, 1, 3, 1, 6), (IMAGE,), (r(6, 1, 7, 7), r(6))),
     "depthwise, 7x7, stride, no padding across": (
         lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 0), 1, 6),

@@ -123,7 +123,8 @@ def write_depthwise_in_parts(c: Call, most_taps: int) -> None:
     """Split a depthwise kernel into kernels of at most `most_taps` taps, and add their results.
 
     A part has every n-th row or column, with n times the dilation. If the padding is "same", a part needs no
-    more padding than the whole kernel. Parts of consecutive rows would have to crop the input.
+    more padding than the whole kernel. Parts of consecutive rows would have to crop the input. A part that
+    reads nothing but padding is left out.
     """
     c.compute_in_float32()
     conv = Convolution.of(c)
@@ -132,18 +133,23 @@ def write_depthwise_in_parts(c: Call, most_taps: int) -> None:
     down, across = _split(height, width, most_taps)
 
     def parts() -> Iterator[torch.fx.Node]:
+        bias = conv.bias
         for i, j in itertools.product(range(down), range(across)):
             part = conv.weight[:, i::down, j::across]
             rows = part_padding(i, down, height, part.shape[1], conv.dilation[0], conv.padding[0])
             columns = part_padding(j, across, width, part.shape[2], conv.dilation[1], conv.padding[1])
+            kept = [_kept(old, *around) for old, around in zip(size[1:], (rows, columns), strict=False)]
+            if not all(begin < end for begin, end in kept):
+                continue
             yield conv.write(
                 c,
                 _cropped(c, x, size, [rows, columns]),
                 [max(amount, 0) for amount in (*rows, *columns)],
                 weight=part,
-                bias=None if i or j else conv.bias,
+                bias=bias,
                 dilation=[conv.dilation[0] * down, conv.dilation[1] * across],
             )
+            bias = None
 
     c.give(c.b.combine(aten.add.Tensor, parts()), conv.dims)
 
@@ -376,12 +382,17 @@ def part_padding(first: int, step: int, size: int, taps: int, dilation: int, pad
     return padding - first * dilation, padding - (size - 1 - last) * dilation
 
 
+def _kept(size: int, before: int, after: int) -> tuple[int, int]:
+    """Return what negative padding leaves of a dimension: its beginning and its end."""
+    return max(-before, 0), size - max(-after, 0)
+
+
 def _cropped(
     c: Call, x: torch.fx.Node, size: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> torch.fx.Node:
     """Crop the rows and columns of NHWC `x` that negative padding removes."""
-    for dim, (before, after) in enumerate(padding, start=1):
-        begin, end = max(-before, 0), size[dim] - max(-after, 0)
+    for dim, around in enumerate(padding, start=1):
+        begin, end = _kept(size[dim], *around)
         if (begin, end) != (0, size[dim]):
             x = c.b.slice(x, dim, begin, end)
     return x

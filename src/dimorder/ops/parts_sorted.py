@@ -68,6 +68,23 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     return _along_rows(of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
 
 
+def _median_of_rows(y: Tensor) -> tuple[Tensor, Tensor]:
+    value, place = torch.kthvalue(y, (y.shape[-1] + 1) // 2, -1, True)
+    if not y.is_floating_point():
+        return value, place
+    odd = torch.isnan(y)  # a NaN is the median
+    has_odd, first = odd.any(-1, True), odd.to(torch.float32).argmax(-1, True)
+    return torch.where(has_odd, math.nan, value), torch.where(has_odd, first, place)
+
+
+def _median(x: Tensor) -> Any:
+    return _median_of_rows(x.reshape(-1))[0].reshape(())
+
+
+def _median_dim(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    return _along_rows(_median_of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
+
+
 def _nanmedian_of_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     is_number = torch.logical_not(torch.isnan(y))
     values, places = torch.sort(torch.where(is_number, y, math.inf), -1)
@@ -161,6 +178,8 @@ SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         },
         aten.topk.default: _topk,
         aten.kthvalue.default: _kthvalue,
+        aten.median.default: _median,
+        aten.median.dim: _median_dim,
         aten.nanmedian.default: _nanmedian,
         aten.nanmedian.dim: _nanmedian_dim,
         aten.cummax.default: _running_extreme(torch.ge),

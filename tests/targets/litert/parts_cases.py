@@ -16,6 +16,7 @@ B = Y > 0.3
 BETWEEN = Y.sigmoid()
 ABOVE = Y.abs() + 0.6
 GAPS = torch.where(B, torch.nan, Y)
+LONG = r(3, 201).where(torch.arange(3 * 201).reshape(3, 201) != 150, torch.nan)
 EDGES = torch.sort(r(2, 5, 9)).values
 EACH = torch.tensor([2, 0, 3, 1])
 
@@ -271,6 +272,16 @@ CASES: dict[str, Case] = {
     "in parts: the most frequent": (
         lambda x, y: (*torch.mode(x, 2), torch.nanmedian(y), *torch.nanmedian(y, 1)),
         (I.float() + 0.5, GAPS),
+        (),
+    ),
+    "in parts: medians": (
+        lambda x, n, y: (
+            *torch.median(x, 1),
+            *torch.median(n, 2, True),
+            n.median(),
+            torch.nan_to_num(torch.median(y, 1)[0], 9.5),
+        ),
+        (r(2, 301, 3), torch.randperm(42).reshape(2, 3, 7), LONG),
         (),
     ),
     "in parts: running extrema": (lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 2)), (Y,), ()),
