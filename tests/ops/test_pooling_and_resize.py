@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "adaptive avg pool 1-D": conv(nn.AdaptiveAvgPool1d(1), 2, 6, 11),
         "adaptive avg pool 3-D": conv(nn.AdaptiveAvgPool3d(1), 2, 3, 5, 6, 7),
         "adaptive avg pool 3-D that does not divide": conv(nn.AdaptiveAvgPool3d((3, 1, 4)), 2, 3, 5, 6, 7),
+        "adaptive avg pool of many windows": conv(nn.AdaptiveAvgPool3d((3, 19, 17)), 2, 3, 5, 23, 7),
         "adaptive avg pool along a size of 1": conv(nn.AdaptiveAvgPool3d((4, 3, 5)), 2, 3, 1, 6, 7),
         "adaptive avg pool of one element": conv(nn.AdaptiveAvgPool2d((4, 3)), 2, 5, 1, 1),
         "adaptive avg pool of a row": conv(nn.AdaptiveAvgPool1d(4), 2, 5, 1),

@@ -212,6 +212,9 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
         lambda m, x: F.adaptive_max_pool2d(x, (4, 5)), [X],
         counted(reshape=4, slice=2, amax=3, cat=1),
     ),
+    "an adaptive pool of many windows": (
+        lambda m, x: F.adaptive_max_pool1d(x, 17), [(2, 6, 12)], counted(slice=7, cat=2, maximum=1),
+    ),
     "adaptive pools of lines": (
         lambda m, x: F.adaptive_max_pool1d(x, 4) + F.adaptive_avg_pool1d(x, 4), [(2, 6, 12)],
         counted(reshape=3, max_pool2d=1, avg_pool2d=1, add=1),

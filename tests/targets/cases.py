@@ -230,8 +230,8 @@ SHARED: dict[str, Case] = {
         (IMAGE, r(2, 3, 5, 6, 7)),
         (),
     ),
-    "adaptive pool of a line that does not divide": (
-        lambda x: F.adaptive_avg_pool1d(x, 5),
+    "adaptive pools of a line": (
+        lambda x: (F.adaptive_avg_pool1d(x, 5), F.adaptive_avg_pool1d(x, 23), F.adaptive_max_pool1d(x, 17)),
         (r(2, 5, 12),),
         (),
     ),

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of, is_uneven
+from dimorder.graph.nodes import args_of, dynamic_dims, is_uneven
 from dimorder.graph.quantized import DEQUANTIZE, in_float32
-from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.graph.tracing import FLOATS, Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import squeeze, unsqueeze
@@ -82,6 +83,12 @@ def _has_few_windows(node: torch.fx.Node) -> bool:
     return few and bool(node.meta["val"].is_floating_point())
 
 
+def _has_many_windows(node: torch.fx.Node) -> bool:
+    """Return whether a matrix of fixed size pools each dimension, which too many windows cut."""
+    is_fixed = not is_uneven(node) and all(dim < 2 for dim in dynamic_dims(node))
+    return is_fixed and node.meta["val"].dtype in FLOATS and not _has_few_windows(node)
+
+
 # -- which axes they keep
 
 
@@ -120,6 +127,24 @@ def give_in_planes(c: Call, plane: Callable[[torch.fx.Node, bool], torch.fx.Node
     pixels = new_height * new_width
     y = plane(c.b.call(aten.view.default, y, [batch, depth, pixels, channels]), True)
     c.give(c.b.call(aten.view.default, y, [batch, new_depth, new_height, new_width, channels]), dims)
+
+
+def give_by_matmuls(c: Call, weights: Sequence[torch.Tensor]) -> None:
+    """Lower an operator to one matmul per spatial dimension; the dimension that shrinks most comes first.
+
+    `weights[i]` is the matrix (new, old) that computes dimension `i` of the result.
+    """
+    dims, new = channels_last(c), shape_of(c.node)[2:]
+    x, sizes = c.take(0, dims), [c.size(0, group) for group in dims]
+    for i in sorted(range(len(new)), key=lambda i: new[i] / sizes[i + 1]):
+        if torch.equal(weights[i], torch.eye(sizes[i + 1])):
+            continue
+        before, after = math.prod(sizes[: i + 1]), math.prod(sizes[i + 2 :])
+        x = c.b.call(aten.view.default, x, [before, sizes[i + 1], after])
+        matrix = c.b.constant(f"resize_{sizes[i + 1]}_to_{new[i]}", weights[i].unsqueeze(0))
+        x = c.b.call(aten.matmul.default, matrix, x)
+        sizes[i + 1] = new[i]
+    c.give(c.b.call(aten.view.default, x, sizes), dims)
 
 
 def _max_pool(c: Call) -> None:
@@ -197,6 +222,13 @@ def _adaptive_by_windows(c: Call) -> None:
     c.give(x, groups)
 
 
+def _adaptive_by_matmuls(c: Call) -> None:
+    """Lower adaptive average pooling to one matmul per dimension, whose matrix pools the unit vectors."""
+    c.compute_in_float32()
+    pairs = zip(shape_of(args_of(c.node)[0])[2:], shape_of(c.node)[2:], strict=True)
+    give_by_matmuls(c, [F.adaptive_avg_pool1d(torch.eye(old), new).t().contiguous() for old, new in pairs])
+
+
 def _adaptive_as_it_is(c: Call) -> None:
     batch, *spatial, channels = channels_last(c)
     dims = [batch, channels, *spatial]
@@ -213,6 +245,7 @@ def _is_dilated(node: torch.fx.Node) -> bool:
 
 
 FORM = "n s.0 s.1 s.2 c"
+MATMULS = (aten.matmul.default, aten._to_copy.default)
 _MAX_POOL = Implementation("channels last", FORM, _max_pool, (OPS.max_pool2d_nhwc.default,))
 _BY_TAPS = Implementation(
     "tap by tap",
@@ -236,6 +269,7 @@ def _adaptive(rank: int) -> Operator:
             (aten.slice.Tensor, aten.mean.dim, aten.cat.default, aten._to_copy.default),
             _has_few_windows,
         ),
+        Implementation("by matmul", FORM, _adaptive_by_matmuls, MATMULS, _has_many_windows),
     )
     return Operator(
         (_ADAPTIVE_AVG[rank],),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -100,10 +101,12 @@ def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
         if not any(old % new for old, new in pairs):
             kernel = [old // new for old, new in pairs]
             return n.write(with_places, x, kernel, kernel)
-        if _has_read_places(n) or any(new // math.gcd(old, new) > MAX_WINDOWS for old, new in pairs):
+        few = [new // math.gcd(old, new) <= MAX_WINDOWS for old, new in pairs]
+        taps = [max(end - begin for begin, end in windows_of(*pair)) for pair in pairs]
+        if _has_read_places(n) or any(not f and t > MAX_TAPS for f, t in zip(few, taps, strict=True)):
             return n.emit(whole, x, list(size))
-        for dim, new in zip(range(len(shape_of(x)) - rank, len(shape_of(x))), size, strict=True):
-            x = _largest_of_windows(n, x, dim, new)
+        for dim, (has_few, new) in enumerate(zip(few, size, strict=True), len(shape_of(x)) - rank):
+            x = _largest_of_windows(n, x, dim, new) if has_few else _largest_of_taps(n, x, dim, new)
         return [x, None]
 
     return spell
@@ -131,6 +134,15 @@ def _largest_of_windows(n: Tracer, x: Value, dim: int, new: int) -> Value:
         for begin, end in windows_of(old // often, new // often)
     ]
     return view(n, n.write(aten.cat.default, found, dim + 1), [*before, new, *after])
+
+
+def _largest_of_taps(n: Tracer, x: Value, dim: int, new: int) -> Value:
+    """Write the maximum over the taps, each of which is a gather; short windows repeat the last element."""
+    windows = windows_of(shape_of(x)[dim], new)
+    taps = range(max(end - begin for begin, end in windows))
+    places = [torch.tensor([min(begin + tap, end - 1) for begin, end in windows]) for tap in taps]
+    rows = [n.write(aten.index_select.default, x, dim, each) for each in places]
+    return functools.reduce(lambda largest, row: n.write(aten.maximum.default, largest, row), rows)
 
 
 # -- medians

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
 from dimorder.ops.operator import Implementation, Operator, spelling
-from dimorder.ops.pooling import FORM, channels_last, give_in_planes, relate_spatial
+from dimorder.ops.pooling import FORM, MATMULS, give_by_matmuls, give_in_planes, relate_spatial
 
 aten = torch.ops.aten
 
@@ -65,21 +64,12 @@ def _in_aten(c: Call) -> None:
 
 
 def _by_matmuls(c: Call) -> None:
-    """Lower a resize to one matmul per spatial dimension; the dimension that shrinks most comes first."""
+    """Lower a resize to one matmul per spatial dimension."""
     c.compute_in_float32()
     *_, aligned, factors = args_of(c.node)
-    dims, new = channels_last(c), shape_of(c.node)[2:]
-    x, sizes = c.take(0, dims), [c.size(0, group) for group in dims]
-    for i in sorted((0, 1), key=lambda i: new[i] / sizes[i + 1]):
-        weights = resized_by(_SIZED[c.target], sizes[i + 1], new[i], aligned, (factors or (None, None))[i])
-        if weights.shape[0] == weights.shape[1] and torch.equal(weights, torch.eye(len(weights))):
-            continue
-        before, after = math.prod(sizes[: i + 1]), math.prod(sizes[i + 2 :])
-        x = c.b.call(aten.view.default, x, [before, sizes[i + 1], after])
-        matrix = c.b.constant(f"resize_{sizes[i + 1]}_to_{new[i]}", weights.unsqueeze(0))
-        x = c.b.call(aten.matmul.default, matrix, x)
-        sizes[i + 1] = new[i]
-    c.give(c.b.call(aten.view.default, x, sizes), dims)
+    old, new = shape_of(args_of(c.node)[0])[2:], shape_of(c.node)[2:]
+    sizes = zip(old, new, factors or (None, None), strict=True)
+    give_by_matmuls(c, [resized_by(_SIZED[c.target], a, b, aligned, factor) for a, b, factor in sizes])
 
 
 @functools.cache
@@ -132,8 +122,7 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 
 
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
-_MATMULS = (aten.matmul.default, aten._to_copy.default)
-_BY_MATMULS = Implementation("by matmul", FORM, _by_matmuls, _MATMULS, _is_float32_or_less)
+_BY_MATMULS = Implementation("by matmul", FORM, _by_matmuls, MATMULS, _is_float32_or_less)
 RESIZED_BY_MATMUL = frozenset(_SIZED)  # the resizes that may run as matmuls
 
 

@@ -87,7 +87,7 @@ IMPLEMENTATIONS = frozenset(
 )
 PLAIN = frozenset(title for operator in OPERATORS.values() for title in _titles(operator, operator.plain))
 # Implementations in simpler operators, for targets that lack the operator itself.
-BY_MATMUL = frozenset(f"{name}/by matmul" for name in resize.RESIZED_BY_MATMUL)
+BY_MATMUL = frozenset(title for title in IMPLEMENTATIONS if title.endswith("/by matmul"))
 IN_SIMPLER = BY_MATMUL | {
     "aten.convolution/without outer taps",
     "aten.convolution/depth tap by tap",
