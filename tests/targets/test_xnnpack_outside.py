@@ -288,3 +288,9 @@ def test_integers_of_8_bits_are_joined_at_a_dynamic_size() -> None:
     sizes = {"inputs": ({2: torch.export.Dim("L", min=1, max=5)}, {})}
     artifact = compare_lowered(Net(join), (r(1, 3, 2, 4), kept), dynamic_shapes=sizes).artifact
     assert artifact.outside["aten::cat.out"] == 1
+
+
+def test_places_beyond_the_type_shift_every_bit_out() -> None:
+    places = torch.tensor([0, 1, 31, 32, 40, -1, 5], dtype=torch.int32)
+    i = torch.arange(-10, 11, dtype=torch.int32).reshape(3, 7) * 77_777_777
+    compare_lowered(Net(lambda i: (i << places, i >> places, i >> 35, i << 33)), (i,))

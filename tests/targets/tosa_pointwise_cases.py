@@ -180,15 +180,15 @@ ELEMENTWISE: dict[str, Case] = {
         (Y.relu() * 5 - 2, I, B),
         (),
     ),
-}
-# Those that LiteRT does not have.
-TOSA_ALONE: dict[str, Case] = {
     "bits of integers": (
         lambda i, j: (~i, i & j, i | 12, j ^ i, i << 3, j >> torch.tensor([0, 1, 2, 3, 4, 5, 31])),
         (I, I.flip(1).int()),
         (),
     ),
     "bits of negative integers": (lambda i: (~i & 5, i >> 1, i << 1), (I - 9,), ()),
+}
+# Those that LiteRT does not have.
+TOSA_ALONE: dict[str, Case] = {
     "shifts beyond the type": (
         lambda i: (
             i << 9,

@@ -323,6 +323,29 @@ def _of_bits(target: Any) -> Callable[..., Value]:
     return spell
 
 
+def _shift(target: Any) -> Callable[..., Value]:
+    """Return the spelling of a shift whose constant places are all within the type.
+
+    By places below 0, or beyond the type, torch shifts out every bit. Runtimes do what their CPU does.
+    """
+
+    def spell(n: Tracer, x: Value, other: Value) -> Value:
+        plain, places = n.emit(target, x, other), constant_of(n, other)
+        if places is None:
+            return plain
+        dtype = dtype_of(plain)
+        last = torch.iinfo(dtype).bits - 1
+        beyond = (places < 0) | (places > last)
+        if not beyond.any():
+            return plain
+        if target is aten.bitwise_right_shift.Tensor:
+            return n.emit(target, x, places.masked_fill(beyond, last))
+        shifted = n.emit(target, x, places.masked_fill(beyond, 0))
+        return n.write(aten.bitwise_and.Tensor, shifted, -(~beyond).to(dtype))
+
+    return spell
+
+
 _SHIFTS = ((aten.bitwise_left_shift, aten.__lshift__), (aten.bitwise_right_shift, aten.__rshift__))
 
 OPERATORS = (
@@ -333,6 +356,7 @@ OPERATORS = (
         for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
     ),
     *(spelling(_of_bits(op.Tensor), op.Tensor_Scalar, short.Tensor, short.Scalar) for op, short in _SHIFTS),
+    *(pointwise(op.Tensor, spell=_shift(op.Tensor)) for op, _ in _SHIFTS),
     pointwise(aten._to_copy.default, spell=_to_copy),
     *(pointwise(target, spell=between_constants(target)) for target in _CHOICES),
 )

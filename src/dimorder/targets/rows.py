@@ -146,29 +146,34 @@ def unfit_softplus(a: Arguments) -> str | None:
     return None if a.beta else "softplus with a beta of 0"
 
 
+def unfit_shift(a: Arguments) -> str | None:
+    return None if a.is_constant(a.other) else "a shift by computed places"
+
+
 def truth_rows(
     value: Callable[[Any, Any, torch.dtype], Any],
     xor: str,
     select: str,
     halves: Callable[[Arguments], bool] = lambda arguments: False,
-    bitwise: bool = False,
+    bits: Callable[..., Any] | None = None,
 ) -> Mapping[Any, Row]:
-    """Return the rows of logical operators, and of selections by a truth value.
+    """Return the rows of logical operators, on truth values and on bits, and of selections by a truth value.
 
     Args:
         value: writes an operand, which may be a number, as a value of a type.
         xor: the target's operator for truth values that differ.
         select: its operator that selects elements.
         halves: see `Row`; of the selections.
-        bitwise: whether the target has these operators for bits of integers, named BITWISE, not LOGICAL.
+        bits: writes the operator of a name on the bits of integers, if the target can.
     """
 
     def check_bits(a: Arguments) -> str | None:
-        return None if bitwise or a.dtype == torch.bool else f"bits of {a.dtype}"
+        return None if bits is not None or a.dtype == torch.bool else f"bits of {a.dtype}"
 
     def written(w: Any, a: Arguments, kind: str, *operands: Any) -> Any:
-        kind = kind if a.dtype == torch.bool else kind.replace("LOGICAL", "BITWISE")
-        return w.elementwise(kind, *(value(w, operand, a.dtype) for operand in operands))
+        values = [value(w, operand, a.dtype) for operand in operands]
+        is_bits = bits is not None and a.dtype != torch.bool
+        return bits(w, kind, *values) if is_bits else w.elementwise(kind, *values)
 
     def both(kind: str) -> Callable[[Any, Arguments], Any]:
         return lambda w, a: written(w, a, kind, a.self, a.other)

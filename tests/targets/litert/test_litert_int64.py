@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import dimorder
@@ -90,6 +91,24 @@ def test_no_bit_is_lost(name: str) -> None:
         got = LiteRtProgram(artifact.data, artifact.contract, kernels)([X, Y])
         for mine, wanted in zip(got, pytree.tree_leaves(net(X, Y)), strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-6 if wanted.is_floating_point() else 0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_each_bit_is_torchs(kind: torch.dtype) -> None:
+    places = torch.tensor([0, 1, 5, torch.iinfo(kind).bits - 2, torch.iinfo(kind).bits - 1, 70, -1])
+
+    def bits(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        shifted = x << 3, x >> 3, x << places.to(kind), x >> places.to(kind)
+        return (x & y, x | y, x ^ y, ~x, x & 1, x | -8, x & y[:1], y[:, 2:3] ^ x, *shifted)
+
+    x, y = (value.to(kind) for value in (X, Y))
+    x[0, :2] = torch.tensor([torch.iinfo(kind).min, torch.iinfo(kind).max])
+    rows = torch.export.Dim("rows", min=2, max=9)
+    for sizes in (None, {"inputs": ({0: rows}, {0: rows})}):
+        lowered = dimorder.lower(Net(bits, ()), (x, y), target="litert", dynamic_shapes=sizes)
+        for count in (3,) if sizes is None else (2, 3):
+            got, wanted = lowered(x[:count], y[:count]), bits(x[:count], y[:count])
+            assert all(map(torch.equal, got, wanted))
 
 
 def test_what_litert_lacks_for_int64_is_refused() -> None:

@@ -28,7 +28,7 @@ from dimorder.targets.litert.pointwise import (
     value,
 )
 from dimorder.targets.litert.writer import LiteRtWriter
-from dimorder.targets.rows import by_overload, truth_rows
+from dimorder.targets.rows import by_overload, truth_rows, unfit_shift
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
@@ -77,6 +77,47 @@ def _hardshrink(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.self)
     near = w.elementwise("LESS_EQUAL", w.elementwise("ABS", x), float(a.lambd), dtype=BOOL)
     return select(w, near, 0.0, x)
+
+
+# -- bits of integers --------------------------------------------------------------------------------------
+
+_XOR = "NOT_EQUAL"  # of truth values
+
+
+def _bits(w: LiteRtWriter, kind: str, x: LiteRtValue, y: LiteRtValue | None = None) -> LiteRtValue:
+    """Write an operator on bits. LiteRT has those that both integers have; no other sum carries."""
+    if y is None:
+        return w.elementwise("SUB", -1, x)
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    common = w.op("STABLEHLO_AND", [_repeated(w, x, y), _repeated(w, y, x)], shape)
+    if kind == "LOGICAL_AND":
+        return common
+    either = add(w, x, w.elementwise("SUB", y, common))
+    return w.elementwise("SUB", either, common) if kind == _XOR else either
+
+
+def _repeated(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    """Repeat an operand along the dimensions in which the other is larger, whose sizes may be dynamic."""
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return w.reshape(x if x.shape == shape else add(w, x, w.elementwise("SUB", y, y)), shape)
+
+
+def _shift_left(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Multiply by the power of two, which loses the bits that torch shifts out."""
+    return mul(w, value(w, a.self, a.dtype), w.constant(_powers(a.other, a.dtype)))
+
+
+def _shift_right(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Divide by the power of two; the largest power is negative, and divides in two steps."""
+    x, most = value(w, a.self, a.dtype), torch.iinfo(a.dtype).bits - 2
+    for places in (a.other.clamp(max=most), (a.other - most).clamp(min=0)):
+        if places.any():
+            x = _floor(w, x, w.constant(_powers(places, a.dtype)))
+    return x
+
+
+def _powers(places: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.ones_like(places, dtype=dtype) << places.to(dtype)
 
 
 # -- quotients rounded to whole numbers, and remainders ----------------------------------------------------
@@ -157,7 +198,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.isinf.default: _with_magnitude("EQUAL", math.inf),
         aten.isfinite.default: _with_magnitude("LESS", math.inf),
         aten.hardshrink.default: Row(_hardshrink, check_float),
-        **truth_rows(value, "NOT_EQUAL", "SELECT_V2"),
+        **truth_rows(value, _XOR, "SELECT_V2", bits=_bits),
+        aten.bitwise_left_shift.Tensor: Row(_shift_left, unfit_shift),
+        aten.bitwise_right_shift.Tensor: Row(_shift_right, unfit_shift),
         aten.div.Tensor_mode: _mode_row,
         aten.div.Scalar_mode: _mode_row,
         aten.floor_divide.default: _quotient(_floor),

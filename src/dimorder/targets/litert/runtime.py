@@ -30,7 +30,8 @@ KERNELS: Mapping[str, str] = MappingProxyType(
 )
 DEFAULT_KERNELS = "xnnpack"
 DELEGATE = "DELEGATE"
-NO_REFERENCE = frozenset({"CEIL", "ELU", "ROUND"})  # the operators that LiteRT has no reference kernels for
+# The operators that LiteRT has no reference kernels for.
+NO_REFERENCE = frozenset({"CEIL", "ELU", "ROUND", "STABLEHLO_AND"})
 _THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
 
 

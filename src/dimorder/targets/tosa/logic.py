@@ -8,10 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.targets.rows import by_overload, truth_rows
+from dimorder.targets.rows import by_overload, truth_rows, unfit_shift
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.calls import dtype_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES
@@ -67,44 +66,34 @@ def _value(w: TosaWriter, operand: Any, dtype: torch.dtype) -> TosaValue:
     return value(w, operand, DTYPES[dtype])
 
 
+def _bits(w: TosaWriter, kind: str, *operands: TosaValue) -> TosaValue:
+    return w.elementwise(kind.replace("LOGICAL", "BITWISE"), *operands)
+
+
 def _width(dtype: torch.dtype) -> int:
     """Return the bits of an integer of TOSA that stands for this type; int64 is INT32."""
     return min(torch.iinfo(dtype).bits, _BITS)
 
 
-def _is_beyond(places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return where torch shifts every bit out: places below 0 or of at least the type's bits."""
-    return (places < 0) | (places >= torch.iinfo(dtype).bits)
-
-
 def _shift_left(w: TosaWriter, a: Arguments) -> TosaValue:
-    """Shift by places that TOSA defines; further ones give 0."""
-    beyond, most = _is_beyond(a.other, a.dtype), _width(a.dtype) - 1
-    if bool(((a.other > most) & ~beyond).any()):
-        raise UnsupportedError("a shift", f"int64 to the left by over {most} places", "shift by fewer")
-    x, places = _value(w, a.self, a.dtype), _value(w, a.other.clamp(0, most), a.dtype)
-    y = w.elementwise("LOGICAL_LEFT_SHIFT", x, places)
-    return w.elementwise("SELECT", w.constant(beyond), w.number(0, y.dtype), y) if beyond.any() else y
+    if bool((a.other >= _width(a.dtype)).any()):
+        raise UnsupportedError("a shift", f"int64 to the left by over {_BITS - 1} places", "shift by fewer")
+    x, places = (_value(w, operand, a.dtype) for operand in (a.self, a.other))
+    return w.elementwise("LOGICAL_LEFT_SHIFT", x, places)
 
 
 def _shift_right(w: TosaWriter, a: Arguments) -> TosaValue:
     """Shift by places that TOSA defines; further ones leave copies of the sign."""
-    most = _width(a.dtype) - 1
-    places = torch.where(_is_beyond(a.other, a.dtype), most, a.other.clamp(0, most))
-    x = _value(w, a.self, a.dtype)
-    return w.elementwise("ARITHMETIC_RIGHT_SHIFT", x, _value(w, places, a.dtype), round=False)
-
-
-def _check_shift(a: Arguments) -> str | None:
-    return None if a.is_constant(a.other) else "a shift by computed places"
+    places = _value(w, a.other.clamp(max=_width(a.dtype) - 1), a.dtype)
+    return w.elementwise("ARITHMETIC_RIGHT_SHIFT", _value(w, a.self, a.dtype), places, round=False)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: _compare(comparison) for target, comparison in COMPARISONS.items()},
         aten.isnan.default: Row(_isnan, halves=is_of_one_type),
-        **truth_rows(_value, "LOGICAL_XOR", "SELECT", halves=is_of_one_type, bitwise=True),
-        aten.bitwise_left_shift.Tensor: Row(_shift_left, _check_shift),
-        aten.bitwise_right_shift.Tensor: Row(_shift_right, _check_shift),
+        **truth_rows(_value, "LOGICAL_XOR", "SELECT", halves=is_of_one_type, bits=_bits),
+        aten.bitwise_left_shift.Tensor: Row(_shift_left, unfit_shift),
+        aten.bitwise_right_shift.Tensor: Row(_shift_right, unfit_shift),
     }
 )
