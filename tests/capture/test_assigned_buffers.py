@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,35 @@ def test_a_buffer_that_a_part_moves_to_its_own_device_is_no_state() -> None:
     lowered = dimorder.lower(network, (x,))
     assert not lowered.contract.state
     torch.testing.assert_close(lowered(x), network(x))
+
+
+class Same(nn.Module):
+    """Assigns a buffer to itself, or a copy of it."""
+
+    def __init__(self, same: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.tensor([0.5, -2.1, 1.3]))
+        self.same = same
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shift = self.same(self.shift)
+        return x.exp() + self.shift
+
+
+@pytest.mark.parametrize("is_part", [False, True], ids=["itself", "a part"])
+@pytest.mark.parametrize(
+    "same",
+    [lambda b: b, lambda b: b.to(torch.float32), lambda b: b.detach().clone(), lambda b: b.to("cpu")],
+    ids=["itself", "type", "clone", "device"],
+)
+def test_a_buffer_that_keeps_its_value_is_no_state(same: Callable[[Tensor], Tensor], is_part: bool) -> None:
+    network = nn.Sequential(Same(same)) if is_part else Same(same)
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    lowered = dimorder.lower(network, (x,), target="tosa")
+    torch.testing.assert_close(lowered(x), network(x))
+
+
+def test_a_buffer_that_loses_digits_is_state() -> None:
+    network = Same(lambda b: b.half().float())
+    with pytest.raises(UnsupportedError, match="the network writes to it"):
+        dimorder.lower(network, (torch.ones(2, 3),), target="tosa")

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from dimorder.errors import UnsupportedError
@@ -67,9 +68,12 @@ def _assignments(model: nn.Module) -> Iterator[dict[_PartBuffer, None]]:
     parts, assigned = set(model.modules()), dict[_PartBuffer, None]()
 
     def assign(module: nn.Module, name: str, value: Tensor | None) -> Any:
-        # torch makes modules as it traces; `self.table = self.table.to(x.device)` assigns nothing new
-        if module not in parts or value is module._buffers.get(name):
+        if module not in parts:  # torch makes modules as it traces
             return None
+        if value is module._buffers.get(name):  # `self.table = self.table.to(x.device)` assigns nothing new
+            # torch takes what the module itself assigns for an operator's result
+            is_own = module is model and get_proxy_mode() is not None
+            return value.clone() if is_own and value is not None else None
         assigned[module, name] = None
         return None if value is None else value.clone()
 

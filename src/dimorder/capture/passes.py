@@ -18,7 +18,7 @@ from dimorder.capture.fuse_gelu import fuse_gelu
 from dimorder.capture.half_integers import widen_between_integers
 from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.refusals import refuse_random
-from dimorder.capture.state import require_apart
+from dimorder.capture.state import drop_idle_writes, require_apart
 from dimorder.graph.nodes import (
     CUTS,
     RESIZES,
@@ -204,6 +204,7 @@ EXPORTED_PASSES: tuple[Pass[ExportedProgram], ...] = (
     Pass("refuse buffers that share memory", require_apart),
     Pass("write dynamic quantization as one operator", with_dynamic),
     Pass("functionalize", partial(functionalize, operators=OPERATORS)),
+    Pass("drop writes that leave a buffer as it is", drop_idle_writes),
 )
 
 _GRAPH = (graph_faults,)

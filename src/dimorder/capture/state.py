@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -15,7 +16,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.construct import replace_parts
+from dimorder.graph.elements import COPIES
 from dimorder.graph.exported import copy_graph
+from dimorder.graph.nodes import tensor_of
+
+aten = torch.ops.aten
+_COPIES = (
+    *(*COPIES, aten._to_copy.default),
+    *(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten.type_as.default),
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,32 @@ def left_in_state(program: ExportedProgram) -> dict[str, Node]:
         for spec, end in zip(program.graph_signature.output_specs, ends, strict=True)
         if spec.kind is OutputKind.BUFFER_MUTATION
     }
+
+
+def drop_idle_writes(program: ExportedProgram) -> ExportedProgram:
+    """Drop the writes of a functional program that leave a buffer as it is.
+
+    `self.b = self.b.to(x.device)` is one.
+    """
+    old, left = program.graph_signature, left_in_state(program)
+    names = old.inputs_to_buffers
+    idle = {name for name, end in left.items() if names.get(_copied(end).name) == name}
+    if not idle:
+        return program
+    kept = [s.kind is not OutputKind.BUFFER_MUTATION or s.target not in idle for s in old.output_specs]
+    graph = copy_graph(program.graph)
+    output: Any = graph.output_node()
+    output.args = (tuple(compress(output.args[0], kept)),)
+    graph.eliminate_dead_code()
+    signature = ExportGraphSignature(old.input_specs, [*compress(old.output_specs, kept)])
+    return replace_parts(program, graph=graph, graph_signature=signature)
+
+
+def _copied(node: Node) -> Node:
+    """Return the value that calls copy in its type."""
+    while node.target in _COPIES and tensor_of(node.all_input_nodes[0]).dtype == tensor_of(node).dtype:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def with_one_name(program: ExportedProgram) -> ExportedProgram:
