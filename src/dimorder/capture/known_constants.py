@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -103,11 +105,14 @@ class KnownConstants(TorchFunctionMode):
 
     def __enter__(self) -> KnownConstants:
         self.hook = self.model.register_forward_pre_hook(self._begin, prepend=True)
+        self.numbers = patch.object(torch.SymBool, "__bool__", _truth)
+        self.numbers.start()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.hook.remove()
+        self.numbers.stop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _begin(self, *call: Any) -> None:
@@ -321,6 +326,12 @@ def _writes_unseen(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return bool(kwargs.get("training", kwargs.get("use_input_stats", default)))
     name, replaces = getattr(function, "__name__", ""), Tensor.data.__set__  # type: ignore[attr-defined]
     return function == replaces or (name.startswith("_foreach_") and name.endswith("_"))
+
+
+def _truth(condition: torch.SymBool) -> bool:
+    """Return the truth value of a condition; of numbers read out of tensors if it is only asserted."""
+    holds = _asserted() if free_unbacked_symbols(condition) else None
+    return condition.node.bool_() if holds is None else holds
 
 
 def _asserted() -> bool | None:
