@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import dimorder
 from dimorder.errors import UnsupportedError
@@ -66,12 +67,6 @@ def by_the_places_before(_: Any, x: Tensor) -> Tensor:
     return y
 
 
-def by_the_mean_of_the_places(_: Any, x: Tensor) -> Tensor:
-    y = x * 2
-    y[x > 0] = x[x > 0] - x[x > 0].mean(0)
-    return y
-
-
 def by_integers_that_may_be_zero(_: Any, x: Tensor) -> Tensor:
     y = (x * 8).long()
     y[x > 0.2] = y[x > 0.2] // (x * 8).long()[x > 0.2]
@@ -84,12 +79,63 @@ def by_the_number_of_places(_: Any, x: Tensor) -> Tensor:
     return y
 
 
+def by_an_operator_that_asks_whether_there_are_places(_: Any, x: Tensor) -> Tensor:
+    rows = x[:, 0] > 0
+    return F.cross_entropy(x[rows], torch.arange(x.shape[0])[rows])
+
+
+def numbers_of_places(_: Any, x: Tensor) -> tuple[Tensor, ...]:
+    rows, colours = x[..., 0] > 0, x[0, :, 0, 1] > 0
+    found = x[rows]
+    losses = (found.exp().sum(-1).log() - found[:, 1]).mean(), x[x > 0.5].sum() / (x > 0.5).sum()
+    sums = (
+        found.sum(0),
+        found.mean((0, 1)),
+        found.mean(0, keepdim=True),
+        x[:, colours].sum((1, 3), keepdim=True),
+    )
+    return *losses, *sums, x[rows].half().mean().float(), (x[rows] > 0).sum()
+
+
+def rows_of_other_shapes(_: Any, x: Tensor) -> tuple[Tensor, ...]:
+    rows, y = x[..., 0] > 0, x * 2
+    found = x[rows].view(-1, x.shape[-1])
+    y[rows] = F.normalize(found, dim=-1)
+    pairs = (found.unsqueeze(1) * found.unsqueeze(2)).flatten(1).unflatten(1, (5, 5)).sum(1)
+    z = torch.index_put(x, (rows,), pairs - x[rows].mean(0))
+    return (
+        y,
+        z,
+        torch.index_put(
+            x, (rows,), found[:, 1:2].squeeze(1).unsqueeze(1).expand(-1, 5) / found.std(1)[:, None]
+        ),
+    )
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
+@pytest.mark.parametrize("compute", [numbers_of_places, rows_of_other_shapes], ids=lambda each: each.__name__)
+def test_sums_and_shapes_of_places_are_those_of_all(compute: Any, target: str) -> None:
+    require_runtime(target)
+    dims = {"args": ({0: Dim("N", min=1, max=6)},)} if target != "litert" else None
+    lowered = dimorder.lower(Net(compute), (torch.randn(2, 3, 4, 5),), target=target, dynamic_shapes=dims)
+    for pictures in (1, 2, 4) if dims else (2,):
+        x = torch.randn(pictures, 3, 4, 5)
+        assert max(errors(lowered, Net(compute), x)) <= 1e-5
+
+
+@pytest.mark.parametrize("compute", [torch.sum, torch.mean])
+def test_no_places_have_torchs_sum_and_mean(compute: Any) -> None:
+    lowered = dimorder.lower(Net(lambda _, x: compute(x[x > 0])), (torch.randn(3, 4),), target="torch")
+    x = -torch.ones(3, 4)
+    torch.testing.assert_close(lowered(x), compute(x[x > 0]), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "compute",
     [
         by_another_mask,
         by_the_places_before,
-        by_the_mean_of_the_places,
+        by_an_operator_that_asks_whether_there_are_places,
         by_integers_that_may_be_zero,
         by_the_number_of_places,
     ],

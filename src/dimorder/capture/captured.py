@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from dimorder.capture.calls import example_leaves, refuse_meta, require_arguments
 from dimorder.capture.decompose_dynamic_resize import RESIZES
@@ -180,6 +181,9 @@ def capture(
     refuse_sparse(exported)
     try:
         plain = run_passes(EXPORTED_PASSES, exported)
+    except GuardOnDataDependentSymNode:  # torch decomposes no operator that asks for a size that data decide
+        _refuse_calls(exported)
+        raise
     except RuntimeError as error:
         raise writes_no_buffer(error) or error from error
     _refuse(plain)  # only this form's signature lists every write
@@ -188,13 +192,16 @@ def capture(
 
 
 def _refuse(exported: ExportedProgram) -> None:
-    *nodes, output = exported.graph.nodes  # torch.export.load gives the output a value too
-    ends: Any = output.args[0]
+    ends: Any = exported.graph.output_node().args[0]
     for spec, end in zip(exported.graph_signature.output_specs, ends, strict=True):
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
             kind = spec.kind.name.removesuffix("_MUTATION").replace("_", " ").lower()
             raise refuse_write(kind, spec.target or "", end)
-    for node in nodes:
+    _refuse_calls(exported)
+
+
+def _refuse_calls(exported: ExportedProgram) -> None:
+    for node in list(exported.graph.nodes)[:-1]:  # torch.export.load gives the output a value too
         reason = no_normal_form(node)
         if reason is not None:
             raise UnsupportedError(operator_at(node), *reason)

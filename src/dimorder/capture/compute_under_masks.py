@@ -1,15 +1,18 @@
 """Compute for all elements what a network computes of those under a mask, and choose by the mask.
 
 `x[mask] = f(x[mask])` computes as many elements as the data decide, and no target has such sizes. If `f`
-computes each place from itself alone, `torch.where(mask, f(x), x)` is the same.
+computes each place from itself alone, `torch.where(mask, f(x), x)` is the same. A sum or a mean of selected
+places is one over all places, of zeros elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -18,27 +21,38 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from dimorder.capture.refusals import sized_by_data
 from dimorder.graph.construct import replace_parts
 from dimorder.graph.elements import COPIES
 from dimorder.graph.exported import copy_graph
-from dimorder.graph.nodes import VALUE, add_call, equal_calls, replace_named, tensor_of
+from dimorder.graph.half_numbers import HALVES
+from dimorder.graph.nodes import VALUE, add_call, are_equal_shapes, equal_calls, replace_named, tensor_of
 from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
 
 # Operators that divide by zero only where the mask is false raise an error for integers.
 _DIVIDE = ("div", "floor_divide", "remainder", "fmod")
-# Operators along the dimensions of their second argument.
-_ALONG = frozenset(
+# Operators along some dimensions, and the place of these among the arguments.
+_ALONG: Mapping[Any, int] = MappingProxyType(
     {
-        *(aten.softmax.int, aten.log_softmax.int, aten.mean.dim, aten.sum.dim_IntList),
-        *(aten.amax.default, aten.amin.default),
+        **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.slice.Tensor, aten.select.int), 1),
+        **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default), 1),
+        **dict.fromkeys((aten.std.dim, aten.std.correction, aten.var.dim, aten.var.correction), 1),
+        aten.linalg_vector_norm.default: 2,
     }
 )
+_RESHAPES = frozenset(
+    {
+        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
+        *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unflatten.int),
+    }
+)
+_SUMS = (aten.sum.default, aten.sum.dim_IntList)
+_MEANS = (aten.mean.default, aten.mean.dim)
 # What torch writes of the number of elements, to assert that it is one.
 _NUMBERS = (aten.sym_size.int, operator.ge, operator.le, operator.gt, operator.lt, operator.eq)
 
@@ -77,7 +91,10 @@ def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
     """
     if not any(map(_selection, program.graph.nodes)):
         return program
-    functional: ExportedProgram = program.run_decompositions({})
+    try:
+        functional: ExportedProgram = program.run_decompositions({})
+    except GuardOnDataDependentSymNode:  # an operator takes another way if no place is selected
+        return program
     graph = copy_graph(functional.graph)
     equal, selected = equal_calls(graph), dict[Node, _Selected]()
     for node in list(graph.nodes):
@@ -86,6 +103,8 @@ def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
             selected[node] = found
         elif (put := _put(node, selected, equal)) is not None:
             _choose(node, put)
+        elif (total := _total(node, selected)) is not None:
+            replace_named(node, total)
     masks = {each: found.mask for node, found in selected.items() for each in _numbers(node)}
     ranges = {each: span for each, span in functional.range_constraints.items() if each not in masks}
     holds = partial(_holds, masks=masks, equal=equal, ranges=ranges)
@@ -113,13 +132,17 @@ def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str
     if not read or not isinstance(node.meta.get(VALUE), Tensor):
         return None
     first = selected[read[0]]
+    if node.target in _RESHAPES or node.target is aten.expand.default:
+        whole = _reshaped(node, first)
+        return None if whole is None else _Selected(whole, first.mask, first.dim)
     alike = {(equal[each.mask.name], each.dim, each.after) for each in map(selected.__getitem__, read)}
     others = [each.meta[VALUE] for each in node.all_input_nodes if each not in selected]
     if len(alike) > 1 or not _is_of_each_place(node, read, others, first.after):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: selected[n].whole if n in selected else n)
-    if node.target in _ALONG:
-        args = (args[0], _from_end(args[1], tensor_of(read[0]).dim()), *args[2:])
+    place = _ALONG.get(node.target)
+    if place is not None:
+        args = (*args[:place], _from_end(args[place], tensor_of(read[0]).dim()), *args[place + 1 :])
     return _Selected(_call(node, node.target, args, kwargs), first.mask, first.dim)
 
 
@@ -140,7 +163,8 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
     if target is aten.layer_norm.default:
         return len(args[1]) <= after
     if target in _ALONG:
-        dims = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else args[1:2]
+        dims = next(iter(args[_ALONG[target] :]), None)
+        dims = dims if isinstance(dims, Sequence) else [dims]
         return bool(dims) and None not in dims and min(_from_end(dims, tensor_of(read[0]).dim())) >= -after
     by_rows = target is aten.linear.default or (target is aten.matmul.default and others[0].dim() == 2)
     return by_rows and after > 0
@@ -149,6 +173,52 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
 def _from_end(dims: Any, rank: int) -> Any:
     """Return dimensions, or one, counted from the last one: -1 is the last one."""
     return [dim % rank - rank for dim in dims] if isinstance(dims, Sequence) else dims % rank - rank
+
+
+def _reshaped(node: Node, found: _Selected) -> Node | None:
+    """Return what a reshape or a repetition makes of all places, if it leaves each place apart."""
+    old, new, lead = tensor_of(node.all_input_nodes[0]).shape, tensor_of(node).shape, found.dim + 1
+    after, last = found.after, list(new[lead:])
+    is_apart = len(new) >= lead and are_equal_shapes(old[:lead], new[:lead])
+    if not is_apart or not all(isinstance(size, int) for size in last):
+        return None
+    if node.target is aten.expand.default:
+        kept = tensor_of(found.whole).dim() - after
+        return _call(node, node.target, (found.whole, [-1] * kept + last)) if len(last) == after else None
+    row = _call(node, aten.unsqueeze.default, (found.whole, -1))
+    if after:
+        row = _call(node, aten.flatten.using_ints, (row, -after - 1, -1))
+    if not last:
+        return _call(node, aten.squeeze.dim, (row, -1))
+    return _call(node, aten.unflatten.int, (row, -1, last))
+
+
+def _total(node: Node, selected: Mapping[Node, _Selected]) -> Node | None:
+    """Return the sum or the mean over the places that a mask selects as one over all places."""
+    args: Any = node.args
+    if node.target not in (*_SUMS, *_MEANS) or args[0] not in selected:
+        return None
+    found, shape, dtype = selected[args[0]], tensor_of(args[0]).shape, tensor_of(node).dtype
+    dims, keeps = [*args[1:], None, False][:2] if len(args) < 3 else args[1:3]
+    dims = sorted(dim % len(shape) for dim in dims or range(len(shape)))
+    others = [shape[dim] for dim in dims if dim != found.dim]
+    if found.dim not in dims or not all(isinstance(size, int) for size in others):
+        return None
+    more = tensor_of(found.mask).dim() - 1
+    own = range(found.dim, found.dim + more + 1)
+    over = [*own, *(dim + more * (dim > found.dim) for dim in dims if dim != found.dim)]
+    kept = _call(node, aten.where.ScalarOther, (_raised(node, found), found.whole, 0))
+    wide = torch.float32 if dtype in HALVES else dtype
+    total = _call(node, aten.sum.dim_IntList, (kept, over, False), {"dtype": wide})
+    if node.target in _MEANS:
+        count = _call(node, aten.sum.default, (found.mask,), {"dtype": wide})
+        count = _call(node, aten.mul.Tensor, (count, math.prod(others)))
+        total = _call(node, aten.div.Tensor, (total, count))
+    if wide != dtype:
+        total = _call(node, aten._to_copy.default, (total,), {"dtype": dtype})
+    for dim in dims if keeps else ():
+        total = _call(node, aten.unsqueeze.default, (total, dim))
+    return total
 
 
 def _put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
@@ -168,10 +238,15 @@ def _put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str
 
 def _choose(node: Node, found: _Selected) -> None:
     """Let a choice by the mask take the place of a write."""
+    replace_named(node, _call(node, aten.where.self, (_raised(node, found), found.whole, node.args[0])))
+
+
+def _raised(node: Node, found: _Selected) -> Node:
+    """Return the mask with the dimensions that follow the selected places."""
     mask = found.mask
     for _ in range(found.after):
         mask = _call(node, aten.unsqueeze.default, (mask, -1))
-    replace_named(node, _call(node, aten.where.self, (mask, found.whole, node.args[0])))
+    return mask
 
 
 def _call(place: Node, target: Any, args: Any, kwargs: Any = None) -> Node:
