@@ -111,6 +111,9 @@ CALLS: Mapping[Any, tuple[Any, ...]] = {
     aten.clamp_max.default: (X, 31.0),
     # pointwise
     aten._to_copy.default: (X,),
+    **dict.fromkeys(
+        (aten.bitwise_left_shift.Tensor, aten.bitwise_right_shift.Tensor), (X.long(), torch.tensor(1))
+    ),
     aten.where.self: (X > 3, X, OTHER),
     aten.where.Scalar: (X > 3, 1.0, 2.0),
     aten.where.ScalarOther: (X > 3, X, 2.0),
