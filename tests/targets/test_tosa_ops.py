@@ -6,12 +6,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from torch import Tensor
+from torch.nn import functional as F
 
 pytest.importorskip("tosa_serializer")
 
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.ops import OPERATORS
-from tests.targets.cases import Net
+from tests.targets.cases import Net, r
 from tests.targets.reached import unreached
 from tests.targets.tosa_cases import CALLS
 from tests.targets.tosa_cases import CASES as SHARED
@@ -40,3 +42,11 @@ def test_operator(name: str) -> None:
 
 def test_each_row_is_reached_by_a_network() -> None:
     assert unreached(OPERATORS, map(lowered, CASES)) == set()
+
+
+def test_a_layer_norm_of_pieces_takes_turns_with_more_dimensions_than_tosa_has() -> None:
+    def norm(x: Tensor) -> Tensor:
+        patches = x.view(3, 3, 2, 2, 4, 3, 5).permute(1, 3, 5, 4, 6, 2, 0).reshape(18, 120)
+        return F.layer_norm(patches, (120,)).exp().sum(1)
+
+    compare_lowered(Net(norm, ()), (r(3, 6, 8, 15),))

@@ -16,7 +16,6 @@ from torch import Tensor
 from dimorder.targets.positions import Indices, check_indices, flat_positions, reads_at_indices
 from dimorder.targets.table import Arguments, Row, View, is_of_one_type, shape_of
 from dimorder.targets.tosa.dtypes import WIDEST
-from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -34,7 +33,7 @@ def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> 
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + rows, indices))
     count = math.prod(indices.shape)
-    at = tile(w, w.reshape(indices, (1, count)), (outer, count))
+    at = w.tiled(w.reshape(indices, (1, count)), (outer, count))
     y = w.op("GATHER", [w.reshape(x, (outer, rows, inner)), at], (outer, count, inner))
     return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
@@ -68,7 +67,7 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
     count, rows, inner = math.prod(at.shape), math.prod(places), math.prod(rest)
     values = w.constant(a.values) if isinstance(a.values, Tensor) else cast(w, w.dense(a.values), x.dtype)
     full = (*at.shape, *rest)
-    values = tile(w, w.reshape(values, (1,) * (len(full) - len(values.shape)) + values.shape), full)
+    values = w.tiled(values, full)
     if not _is_compared(a, count):
         operands = [(x, (1, rows, inner)), (at, (1, count)), (values, (1, count, inner))]
         y = w.op("SCATTER", [w.reshape(v, shape) for v, shape in operands], (1, rows, inner))

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from dimorder.targets.graph_writer import merge_broadcast
 from dimorder.targets.rows import clone, paddings, permute, unfit_step, view
 from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.pointwise import cast
-from dimorder.targets.tosa.writer import MAX_RANK, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -39,29 +38,11 @@ def pad(
     return w.op("PAD", [x, w.sizes(amounts), w.number(fill, x.dtype)], shape)
 
 
-def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
-    """Repeat `x` in the dimensions in which it has size 1 and `shape` has not. Both have the same rank."""
-    shape = tuple(shape)
-    if shape == x.shape:
-        return x
-    constant = w.data(x)
-    if constant is not None:
-        return w.constant(constant.expand(shape), x.dtype)
-    merged, out = merge_broadcast([x.shape, shape], shape)
-    if len(out) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
-        last = max(d for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)) if old != new)
-        return tile(w, tile(w, x, (*x.shape[:last], *shape[last:])), shape)
-    multiples = [new // old for old, new in zip(merged, out, strict=True)]
-    y = w.op("TILE", [w.reshape(x, merged), w.sizes(multiples)], out)
-    return w.reshape(y, shape)
-
-
 # -- rows --------------------------------------------------------------------------------------------------
 
 
 def _expand(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.self)
-    return tile(w, w.reshape(x, (1,) * (len(a.shape) - len(x.shape)) + x.shape), a.shape)
+    return w.tiled(w.dense(a.self), a.shape)
 
 
 def _cat(w: TosaWriter, a: Arguments) -> TosaValue:

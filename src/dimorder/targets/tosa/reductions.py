@@ -13,7 +13,7 @@ from torch import Tensor
 from dimorder.targets.rows import MOST_IN_A_SUM, constant_matrix, reduced_by, rows_of_a_sum
 from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed, shape_of
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, accumulator_type
-from dimorder.targets.tosa.moves import pad, tile
+from dimorder.targets.tosa.moves import pad
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
 from dimorder.targets.tosa.spatial import conv
 from dimorder.targets.tosa.writer import MAX_RANK, TosaValue, TosaWriter
@@ -57,7 +57,7 @@ def matmul(
     if math.prod(y.shape[:-2]) == 1:
         x = w.reshape(x, (1, math.prod(x.shape[:-1]), x.shape[-1]))
     else:
-        x, y = (tile(w, v, (*batch, *v.shape[-2:])) for v in (x, y))
+        x, y = (w.tiled(v, (*batch, *v.shape[-2:])) for v in (x, y))
     x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
     zeros = [w.number(zero, x.dtype) for zero in zero_points]
     z = w.op("MATMUL", [x, y, *zeros], (x.shape[0], x.shape[1], y.shape[2]), accumulator_type(x.dtype))
@@ -84,7 +84,10 @@ def check_matmul(a: Arguments) -> str | None:
 
 
 def reduce(w: TosaWriter, kind: str, x: TosaValue, dims: Collection[int]) -> TosaValue:
-    """Reduce over `dims`, which become 1, with one operator for each run of adjacent ones."""
+    """Reduce over `dims`, which become 1, with one operator for each run of adjacent ones.
+
+    Each is alone between what is before and after it if there are more runs than TOSA has dimensions.
+    """
     runs: list[list[int]] = []
     for d, length in enumerate(x.shape):
         joins = runs and (d in dims) == (runs[-1][-1] in dims) and (d in dims or len(x.shape) > MAX_RANK)
@@ -92,10 +95,13 @@ def reduce(w: TosaWriter, kind: str, x: TosaValue, dims: Collection[int]) -> Tos
             runs[-1].append(d)
         else:
             runs.append([d])
-    y = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
+    y, sizes = x, [math.prod(x.shape[d] for d in run) for run in runs]
     for axis, run in enumerate(runs):
-        if run[0] in dims and y.shape[axis] != 1:
-            y = _reduced(w, kind, y, axis)
+        if run[0] in dims and sizes[axis] != 1:
+            alone = [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
+            whole = len(sizes) <= MAX_RANK
+            y = _reduced(w, kind, w.reshape(y, sizes if whole else alone), axis if whole else 1)
+            sizes[axis] = 1
     return w.reshape(y, [1 if d in dims else length for d, length in enumerate(x.shape)])
 
 

@@ -167,7 +167,26 @@ class TosaWriter(NamedWriter[TosaValue, FlatTensor]):
             if to is None
             else [to if value.size == math.prod(to) else (1,) * len(to) for value in values]
         )
+        if len(common[0]) > MAX_RANK:
+            return [self.reshape(self.tiled(value, shape), (math.prod(shape),)) for value in values]
         return [self.reshape(value, to) for value, to in zip(values, common, strict=True)]
+
+    def tiled(self, x: TosaValue, shape: Sequence[int]) -> TosaValue:
+        """Repeat `x` in the dimensions in which it has size 1, or none, and `shape` has not."""
+        shape = tuple(shape)
+        x = self.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape)
+        if shape == x.shape:
+            return x
+        constant = self.data(x)
+        if constant is not None:
+            return self.constant(constant.expand(shape), x.dtype)
+        merged, out = merge_broadcast([x.shape, shape], shape)
+        if len(out) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
+            last = max(d for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)) if old != new)
+            return self.tiled(self.tiled(x, (*x.shape[:last], *shape[last:])), shape)
+        multiples = [new // old for old, new in zip(merged, out, strict=True)]
+        y = self.op("TILE", [self.reshape(x, merged), self.sizes(multiples)], out)
+        return self.reshape(y, shape)
 
     def _goes_in_rows(self, kind: str, x: TosaValue) -> bool:
         """Return whether a value has a rank that TOSA lacks, or several images.

@@ -25,7 +25,6 @@ from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.channel_pieces import Channels, IntegerGraph, cut_convolutions
 from dimorder.targets.tosa.integers.forms import Forms, are_crossed
 from dimorder.targets.tosa.integers.permutation import permute_channels
-from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -179,7 +178,7 @@ class IntegerWriter(TosaWriter):
         if not self.forms.repeats_both and len(taken) == 2 and are_crossed(taken[0].shape, taken[1].shape):
             out = np.broadcast_shapes(taken[0].shape, taken[1].shape)
             place = 0 if math.prod(taken[0].shape) < math.prod(taken[1].shape) else 1
-            taken[place] = tile(self, taken[place], out)
+            taken[place] = self.tiled(taken[place], out)
         return taken
 
     def dense(self, operand: Any) -> Any:

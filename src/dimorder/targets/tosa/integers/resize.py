@@ -26,7 +26,6 @@ from dimorder.targets.tosa.integers.kernels import INTEGERS, SELECTION
 from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup
 from dimorder.targets.tosa.integers.sums import quantize
-from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import check_float
 from dimorder.targets.tosa.rescale import SHORT, rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -132,7 +131,7 @@ def in_phases(w: W, x: TosaValue, of: IntegerType, taps: Sequence[Taps], shape: 
             rescale(w, phase, [factor], dtype, zero_point=centre, to_zero_point=to_zero_point)
             for phase in sums
         ]
-        return tile(w, join(rounded), shape)
+        return w.tiled(join(rounded), shape)
 
     total = taps[0].total * (1 if is_rounded else taps[1].total)
     scale = in_float32(of.scale) / total

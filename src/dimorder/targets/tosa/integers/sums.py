@@ -36,7 +36,6 @@ from dimorder.targets.tosa.integers.numbers import (
     times,
     with_one_scale,
 )
-from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import relative_error, rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -272,7 +271,7 @@ def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operan
         if sizes[-merged:] not in (ends, (1,) * merged):
             held = with_one_scale(w, held) if isinstance(held, Accumulator) else held
             sizes = (*sizes[:-merged], *ends)
-            held = held.with_integers(tile(w, held.integers, sizes))
+            held = held.with_integers(w.tiled(held.integers, sizes))
         made.append(w.reshape(held, (*sizes[:-merged], math.prod(sizes[-merged:]))))
     return made[0], made[1]
 
