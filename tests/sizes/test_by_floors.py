@@ -45,6 +45,14 @@ def test_what_floats_compute_exactly_is_written_for_any_number_of_sizes(name: st
         assert written.xreplace({N: sympy.Integer(size)}) == compute(size)
 
 
+def test_a_quotient_of_floats_may_be_one_number_at_all_sizes() -> None:
+    # Swin Transformers compute the batch so: 49 / 49.0 is 1, and sympy's 49 * (1 / 49.0) is less
+    height, width = sympy.symbols("h w", integer=True, positive=True)
+    area = FloatTrueDiv(IntTrueDiv(16 * height * width, 4), sympy.Float(4.0))
+    batch = TruncToInt(FloatTrueDiv(ToFloat(height * width), area))
+    assert by_floors(batch, {height: ValueRanges(2, 10), width: ValueRanges(2, 10)}) == 1
+
+
 def test_a_truncated_number_below_zero_is_no_floor() -> None:
     half = TruncToInt(IntTrueDiv(N - 20, 2))
     assert not has_floats(by_floors(half, {N: ValueRanges(20, MANY)}))

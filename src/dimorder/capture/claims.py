@@ -10,10 +10,9 @@ from typing import Any
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from dimorder.graph.expressions import function_of
 from dimorder.graph.prediction import size_assertions
 
 MOST_SIZES = 50_000  # the most sizes, or combinations of sizes, for which assertions are checked
@@ -77,11 +76,10 @@ def _values(
     expression: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[Any]], most: int
 ) -> Iterator[Any] | None:
     """Yield the values of an expression for all sizes, or return None if there are more than `most`."""
-    symbols = sorted(expression.free_symbols, key=str)
+    symbols = tuple(sorted(expression.free_symbols, key=str))
     if any(symbol not in ranges or not ranges[symbol].upper.is_Integer for symbol in symbols):
         return None
     sizes = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
     if math.prod(map(len, sizes)) > most:
         return None
-    points = (dict(zip(symbols, point, strict=True)) for point in itertools.product(*sizes))
-    return (sympy_interp(PythonReferenceAnalysis, point, expression) for point in points)
+    return itertools.starmap(function_of(expression, symbols), itertools.product(*sizes))

@@ -2,6 +2,6 @@
 
 `nodes` reads, inserts and replaces nodes. `tracing` writes a graph operator by operator. `exported` builds
 and edits exported programs. `interpreter` runs graphs, also those that a target wrote. `branches` calls the
-graphs of a `torch.cond`. `quantized` says which numbers integers stand for, and `elements` says which
-operators only move elements. No other knowledge of operators is here.
+graphs of a `torch.cond`. `expressions` computes expressions of sizes. `quantized` says which numbers integers
+stand for, and `elements` says which operators only move elements. No other knowledge of operators is here.
 """

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import sympy
-import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from dimorder.capture.claims import MOST_SIZES
+from dimorder.graph.expressions import function_of
 from dimorder.graph.prediction import assumptions_of, places_of_assumptions
 from dimorder.sizes.range_sizes import points_of, sizes_of
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram
@@ -89,10 +88,7 @@ def _tried(program: SymbolicProgram) -> Iterable[Point]:
 
 def _assumptions(program: SymbolicProgram) -> dict[sympy.Basic, Callable[..., bool]]:
     """Return what torch assumed, with functions of the roots of the dynamic sizes."""
-    roots = [program.roots[symbol.name] for symbol in program.symbols]
-    assumed = assumptions_of(program.exported)
+    roots = tuple(program.roots[symbol.name] for symbol in program.symbols)
+    assumed = dict.fromkeys(assumptions_of(program.exported))
     varying = (each for each in assumed if each.free_symbols and each.free_symbols <= {*roots})
-    written = {PythonPrinter().doprint(each): each for each in varying}
-    names = ", ".join(map(str, roots))
-    known = {"math": math, "torch": torch}
-    return {each: eval(f"lambda {names}: {text}", known) for text, each in written.items()}
+    return {each: function_of(each, roots) for each in varying}

@@ -23,6 +23,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from dimorder.capture.claims import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.expressions import function_of
 from dimorder.graph.nodes import tensors_in
 from dimorder.graph.prediction import fake_mode_of
 from dimorder.sizes.affine import is_affine
@@ -254,8 +255,8 @@ class SymbolicProgram:
         symbols, known = self._known_values(expression)
         roots = tuple(point[symbol.name] // symbol.step for symbol in symbols)
         if roots not in known:
-            own = {self.roots[s.name]: sympy.Integer(r) for s, r in zip(symbols, roots, strict=True)}
-            known[roots] = int(expression.xreplace(own))
+            own = tuple(self.roots[symbol.name] for symbol in symbols)
+            known[roots] = int(function_of(expression, own)(*roots))
         return known[roots]
 
     def _named(self, nodes: Sequence[Node]) -> list[tuple[Size, ...]]:
