@@ -144,14 +144,19 @@ def test_a_size_that_the_network_fixes_is_named_where_constants_decide_too() -> 
     ]
 
 
+class Pieces(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([piece.relu().mean(1) for piece in x.split(8, 1)]).sum(0)
+
+
 @pytest.mark.parametrize("least", [2, 3, 4])
 def test_a_dynamic_size_does_not_decide_the_number_of_pieces(least: int) -> None:
-    class Pieces(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([piece.relu().mean(1) for piece in x.split(8, 1)]).sum(0)
-
-    place, *rest = refusal(Pieces(), torch.ones(2, 32, 3), ({1: 8 * Dim("L", min=least, max=8)},))
-    assert place.startswith("aten.split.Tensor (test_refusals.py:") and place.endswith("), at L = 40")
+    x, dims = torch.ones(2, 32, 3), ({1: 8 * Dim("L", min=least, max=8)},)
+    where, found, _ = refusal(Pieces(), x, dims)
+    assert where == f"torch.export of Pieces ({line_of(Pieces, 1)})"
+    assert found == "  found: the network takes one size alone: 8*L = 32 (dim 1 of x)"
+    place, *rest = refusal(torch.export.export(Pieces(), (x,), dynamic_shapes=dims), x, None)  # silent of it
+    assert place.startswith("aten.split.Tensor (test_refusals.py:") and place.endswith(" = 40")
     assert rest == [
         "  found: 5 pieces of a dynamic size, where the example inputs have 4",
         "  fix: narrow the range of sizes, or cut a fixed number of pieces",
@@ -421,13 +426,13 @@ class Remembering(nn.Module):
         return y + self.places
 
 
-def test_a_multiple_that_torch_fixes_without_an_error_is_refused_for_its_line() -> None:
+def test_a_multiple_that_torch_fixes_is_refused_for_its_line() -> None:
     x, network = torch.randn(2, 12, 5), Remembering()
     network(x)
     dims = ({0: Dim("N", min=1, max=5), 1: 4 * Dim("T", min=2, max=9)},)
     where, found, _ = refusal(network, x, dims, target="torch")
     assert where == f"torch.export of Remembering ({line_of(Remembering, 2)})"
-    assert found == "  found: the network takes one size alone: x.shape[1] = 12"
+    assert found == "  found: the network takes one size alone: 4*T = 12 (dim 1 of x)"
 
 
 @pytest.mark.parametrize(

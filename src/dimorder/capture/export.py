@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from dimorder.capture.claims import holds, holds_throughout
 from dimorder.capture.compute_under_masks import compute_under_masks
 from dimorder.capture.data_attributes import DataAttributes
 from dimorder.capture.decompose_flex_attention import decompose_flex_attention
+from dimorder.capture.derived_sizes import derived_sizes_first
 from dimorder.capture.inline_grad_modes import inline_grad_modes
 from dimorder.capture.keep_dynamic import KeepDynamic
 from dimorder.capture.known_constants import KnownConstants
@@ -34,8 +36,6 @@ from dimorder.capture.refusals import (
     sized_by_data,
 )
 from dimorder.capture.size_refusals import (
-    fixed_sizes,
-    fixing_line,
     refuses_some_sizes,
     refusing_line,
     unsolved_sizes,
@@ -44,7 +44,7 @@ from dimorder.capture.undecided_by_example import undecided_by_example
 from dimorder.capture.whole_quotients import whole_quotients
 from dimorder.errors import UnsupportedError, UsageError, first_line
 from dimorder.files import require_exported_program, require_sound_archive
-from dimorder.graph.nodes import clone_repeated_tensors
+from dimorder.graph.nodes import clone_repeated_tensors, tensors_in
 from dimorder.graph.prediction import assume_assertions, assumptions_of
 from dimorder.modules import eval_mode, unchanged, without_fake_tensors
 
@@ -97,7 +97,9 @@ def _export_module(
     else:
         if any(node.target in _READS or sized_by_data(node) for node in program.graph.nodes):
             program = _by_constants(*call)[0] or program
-        return program if dynamic_shapes is None else _unfixed(program, *call)
+        if dynamic_shapes is not None and fixes_a_size(program):
+            program = _traced(*call) or program
+        return program
     known, later = _by_constants(*call)
     last: Exception | None = None
     if known is None and dynamic_shapes is not None:
@@ -181,7 +183,15 @@ def _exported(
                 prefer_deferred_runtime_asserts_over_guards=defers,
             )
 
-    with torch.no_grad(), eval_mode(model), parts, quotients, unsolved_sizes(), caught_errors():
+    with (
+        torch.no_grad(),
+        eval_mode(model),
+        parts,
+        quotients,
+        derived_sizes_first(),
+        unsolved_sizes(),
+        caught_errors(),
+    ):
         try:
             program = with_assigned_buffers(model, run)
         except RuntimeError as error:
@@ -270,28 +280,8 @@ def _traced(
     return None if is_narrowed(program) or fixes_a_size(program) else program
 
 
-def _unfixed(
-    program: ExportedProgram,
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
-) -> ExportedProgram:
-    """Return the program, or the one that TorchDynamo traces if torch.export fixed a size.
-
-    Raises:
-        UnsupportedError: The program that is traced fixes a size by a function of Python.
-    """
-    if not fixes_a_size(program):
-        return program
-    traced = _traced(model, args, kwargs, dynamic_shapes)
-    if traced is not None and (fixed := fixed_sizes(traced)):
-        raise not_exported(model, ValueError(fixed), dynamic_shapes, fixing_line(program))
-    return traced or program
-
-
 def fixes_a_size(program: ExportedProgram) -> bool:
-    """Return whether torch took a number that it computed from sizes for a constant, as `int(size)` makes it.
+    """Return whether torch fixed a size of an input, or a number that it computed from sizes, as `int(size)`.
 
     >>> class Rows(torch.nn.Module):
     ...     def forward(self, x):
@@ -302,7 +292,11 @@ def fixes_a_size(program: ExportedProgram) -> bool:
     """
     assumed = (each for each in assumptions_of(program) if isinstance(each, sympy.Eq))
     equal = (each for each in assumed if each.rhs.is_Integer and each.rhs > 1)
-    return not all(holds(each, program.range_constraints) for each in equal)
+    nodes = program.graph.find_nodes(op="placeholder")
+    values = itertools.chain(*(tensors_in(node.meta.get("val")) for node in nodes))
+    sizes: Iterator[Any] = (size for value in values for size in value.shape)
+    is_fixed = any(isinstance(size, torch.SymInt) and size.node.expr.is_Integer for size in sizes)
+    return is_fixed or not all(holds(each, program.range_constraints) for each in equal)
 
 
 def is_narrowed(program: ExportedProgram) -> bool:

@@ -17,12 +17,10 @@ from unittest.mock import patch
 
 import sympy
 import torch
-from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import DimConstraints, ShapeEnv
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.claims import holds
-from dimorder.graph.prediction import places_of_assumptions
 
 _FIXED = re.compile(r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _GUARD = re.compile(
@@ -129,34 +127,6 @@ def _refusing_line(text: str, checked: Sequence[ShapeEnv]) -> FrameSummary | Non
     refused = (guard.sloc for guard in known.guards if not holds(guard.expr, ranges))
     places = (place.framework_loc for place in itertools.chain(fixed, refused))
     return next((place for place in places if isinstance(place, FrameSummary)), None)
-
-
-def fixed_sizes(program: ExportedProgram) -> str | None:
-    """Return which sizes of inputs torch fixed without an error, in its words, or None if it fixed none.
-
-    It is silent about a multiple: `4 * Dim("H")`.
-    """
-    values = ((n.name, n.meta.get("val")) for n in program.graph.find_nodes(op="placeholder"))
-    sizes: Iterator[tuple[str, Any]] = (
-        (f"{name}.shape[{d}]", size)
-        for name, value in values
-        if isinstance(value, torch.Tensor)
-        for d, size in enumerate(value.shape)
-    )
-    reasons = [
-        f"- You marked {name} as dynamic but your code specialized it to be a constant ({size})"
-        for name, size in sizes
-        if isinstance(size, torch.SymInt) and size.node.expr.is_Integer
-    ]
-    return "\n".join(["Constraints violated", *reasons]) if reasons else None
-
-
-def fixing_line(program: ExportedProgram) -> FrameSummary | None:
-    """Return the line of a network that needs one size alone, if it is known."""
-    for assumed, place in places_of_assumptions(program):
-        if isinstance(assumed, sympy.Eq) and assumed.lhs.as_coeff_Mul()[1].is_Symbol:
-            return place
-    return None
 
 
 _NO_PLACES: Mapping[str, str] = MappingProxyType({})
