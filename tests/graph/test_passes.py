@@ -77,4 +77,4 @@ def test_every_pass_has_a_name_of_its_own() -> None:
             *linear_passes(LinearLimits(16, HeadLimits(32, 32)), frozenset()),
         )
     ]
-    assert len(names) == len(set(names)) == 15
+    assert len(names) == len(set(names)) == 16

@@ -28,12 +28,14 @@ class Costs:
         configuration: `configuration(site, arrangement, buffers)` is the cost of running an operator in an
             arrangement.
         calls: The cost of the physical calls that an arrangement writes, which are known for fixed sizes.
+        alike: Whether all conversions of a buffer by one transpose cost the same: one of them is priced.
     """
 
     units: tuple[str, ...]
     conversion: Callable[[BufferInfo, AxisOrder, AxisOrder], Cost | None]
     configuration: Callable[[Site, Arrangement, Buffers], Cost] | None = None
     calls: Callable[[Sequence[Node]], Cost] | None = None
+    alike: bool = False
 
     def __post_init__(self) -> None:
         if (self.configuration is None) == (self.calls is None):
@@ -58,7 +60,7 @@ def counted(*, min_run: int = 1, short_runs: int = 2) -> Mapping[str, Costs]:
             moved = 2 * moved_in_short_runs(site, arrangement, buffers, min_run)
             return order((moved, short_runs if units[0] == "conversions" and moved else 0))
 
-        return Costs(units, conversion, configuration)
+        return Costs(units, conversion, configuration, alike=True)
 
     return {
         "bytes": priced(("bytes", "conversions"), lambda cost: cost),

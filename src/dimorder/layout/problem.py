@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 
@@ -310,24 +311,55 @@ def _priced(
 
 
 def _priced_buffer(
-    info: BufferInfo, layouts: Iterable[AxisOrder], costs: Costs, max_rank: int | None
+    info: BufferInfo, layouts: tuple[AxisOrder, ...], costs: Costs, max_rank: int | None
 ) -> Buffer:
     """Return a buffer with the most common cost of its conversions, and the pairs with other costs."""
-
-    def price(source: AxisOrder, target: AxisOrder) -> Cost | None:
-        if max_rank is None or len(source) <= max_rank:
-            return costs.conversion(info, source, target)
-        steps = transposes(source, target, max_rank)
-        if steps is None:
-            return None
-        prices = [costs.conversion(info, *pair) for pair in itertools.pairwise((source, *steps))]
-        offered = [cost for cost in prices if cost is not None]
-        return add_costs(offered, len(costs.units)) if len(offered) == len(prices) else None
-
-    found = {pair: price(*pair) for pair in itertools.permutations(layouts, 2)}
-    usual = Counter(cost for cost in found.values() if cost is not None).most_common(1)
-    default = usual[0][0] if usual else (0,) * len(costs.units)
+    several, count = _transposes_of(layouts, max_rank), len(layouts) * (len(layouts) - 1)
+    pairs: Iterable[tuple[AxisOrder, AxisOrder]] = itertools.permutations(layouts, 2)
+    if costs.alike and count:
+        once = costs.conversion(info, *layouts[:2])
+        prices = {n: _total([once] * n, costs) for n in (1, *several.values()) if n is not None}
+        tally = Counter({prices[1]: count - len(several)})
+        tally.update(prices[n] for n in several.values() if n is not None)
+        if prices[1] is not None and tally.most_common(1)[0][0] == prices[1]:
+            pairs = several  # all others have the most common cost
+        found = {pair: None if (n := several.get(pair, 1)) is None else prices[n] for pair in pairs}
+    else:
+        found = {pair: _price(info, *pair, costs, max_rank) for pair in pairs}
+        tally = Counter(found.values())
+    usual = (cost for cost, _ in tally.most_common() if cost is not None)
+    default = next(usual, (0,) * len(costs.units))
     return Buffer(info.root.name, default, {p: cost for p, cost in found.items() if cost != default})
+
+
+def _price(
+    info: BufferInfo, source: AxisOrder, target: AxisOrder, costs: Costs, max_rank: int | None
+) -> Cost | None:
+    """Return the cost of the transposes from one order to another; None if the target has not all of them."""
+    steps = transposes(source, target, max_rank)
+    if steps is None:
+        return None
+    return _total([costs.conversion(info, *pair) for pair in itertools.pairwise((source, *steps))], costs)
+
+
+def _total(prices: Sequence[Cost | None], costs: Costs) -> Cost | None:
+    offered = [cost for cost in prices if cost is not None]
+    return add_costs(offered, len(costs.units)) if len(offered) == len(prices) else None
+
+
+@lru_cache(maxsize=256)
+def _transposes_of(
+    layouts: tuple[AxisOrder, ...], max_rank: int | None
+) -> Mapping[tuple[AxisOrder, AxisOrder], int | None]:
+    """Return the pairs of orders with several transposes between them: how many, None if none are enough."""
+    if max_rank is None or not layouts or len(layouts[0]) <= max_rank:
+        return {}
+    found: dict[tuple[AxisOrder, AxisOrder], int | None] = {}
+    for pair in itertools.permutations(layouts, 2):
+        steps = transposes(*pair, max_rank)
+        if steps is None or len(steps) > 1:
+            found[pair] = None if steps is None else len(steps)
+    return found
 
 
 def boundary_axes(site: Site, order: DimOrder, buffers: Sequence[BufferInfo]) -> AxisOrder:

@@ -172,8 +172,9 @@ def truth_rows(
 
     def written(w: Any, a: Arguments, kind: str, *operands: Any) -> Any:
         values = [value(w, operand, a.dtype) for operand in operands]
-        is_bits = bits is not None and a.dtype != torch.bool
-        return bits(w, kind, *values) if is_bits else w.elementwise(kind, *values)
+        if bits is None or a.dtype == torch.bool:
+            return w.elementwise(kind, *values)
+        return bits(w, kind, *values)
 
     def both(kind: str) -> Callable[[Any, Arguments], Any]:
         return lambda w, a: written(w, a, kind, a.self, a.other)
