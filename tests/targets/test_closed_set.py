@@ -128,6 +128,15 @@ def plans() -> tuple[NetworkPlan, ...]:
             (r(2, 3, 1, 6, 7),),
             target="tosa",
         ),
+        *(
+            dimorder.plan(
+                Net(lambda x, w: F.conv3d(x, w), (r(4, 3, 3, 2, 2).to(dtype),)),
+                (r(2, 3, 5, 6, 7).to(dtype),),
+                target="xnnpack",
+                dynamic_shapes=(({2: torch.export.Dim("D", min=3, max=9)},),),
+            )
+            for dtype in (torch.float32, torch.float16)
+        ),
         test_tosa_forms.lower(
             Product(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1), (6, 12, 3, 3), 1),
             (r(2, 6, 5, 7),),

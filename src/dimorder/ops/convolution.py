@@ -171,7 +171,7 @@ OPERATORS = (
                 "depth in channels",
                 _FORM,
                 depth_in_channels,
-                (OPS.conv2d_nhwc.default, aten._to_copy.default),
+                (OPS.conv2d_nhwc.default,),
                 has_dynamic_depth,
             ),
             Implementation(
