@@ -141,6 +141,7 @@ def test_no_places_have_torchs_sum_and_mean(compute: Any) -> None:
     ],
     ids=lambda compute: compute.__name__,
 )
-def test_what_depends_on_other_places_is_refused(compute: Any) -> None:
+@pytest.mark.parametrize("dims", [None, {"args": ({0: Dim("N", min=2, max=9)},)}], ids=["fixed", "dynamic"])
+def test_what_depends_on_other_places_is_refused(compute: Any, dims: Any) -> None:
     with pytest.raises(UnsupportedError, match="a result whose size the data decide"):
-        dimorder.lower(Net(compute), (torch.randn(3, 4),), target="torch")
+        dimorder.lower(Net(compute), (torch.randn(3, 4),), target="torch", dynamic_shapes=dims)

@@ -164,6 +164,8 @@ def refuse_choices_by_data(program: ExportedProgram) -> None:
             reason = _by_sizes(node) or _by_data(node)
         elif isinstance(value, _NUMBERS) and free_unbacked_symbols(value):
             reason = _READ_OUT
+        elif any(map(free_unbacked_symbols, tensors_in(value))):
+            reason = _by_data(node)
         if reason is not None:
             raise UnsupportedError(operator_at(node), *reason)
 
