@@ -2,7 +2,8 @@
 
 `x[mask] = f(x[mask])` computes as many elements as the data decide, and no target has such sizes. If `f`
 computes each place from itself alone, `torch.where(mask, f(x), x)` is the same. A sum or a mean of selected
-places is one over all places, of zeros elsewhere.
+places is one over all places, of zeros elsewhere. `rows, columns = torch.where(mask)` select the same places.
+If `x[rows]` has a row for several of them, their values are added to it, or the last one is written to it.
 """
 
 from __future__ import annotations
@@ -18,18 +19,39 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._sympy.value_ranges import bound_sympy
 
+from dimorder.capture.indexed_places import (
+    CASTS,
+    READS,
+    RESHAPES,
+    SOURCES,
+    WRITES,
+    Indexed,
+    coordinates_in,
+    gathered,
+    indexed,
+    spread,
+    write_call,
+)
 from dimorder.capture.refusals import sized_by_data
 from dimorder.graph.construct import replace_parts
-from dimorder.graph.elements import COPIES
 from dimorder.graph.exported import copy_graph
 from dimorder.graph.half_numbers import HALVES
-from dimorder.graph.nodes import VALUE, add_call, are_equal_shapes, equal_calls, replace_named, tensor_of
+from dimorder.graph.nodes import (
+    VALUE,
+    are_equal_shapes,
+    bound,
+    equal_calls,
+    is_getitem,
+    replace_named,
+    results,
+    tensor_of,
+    tensors_in,
+)
 from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
@@ -40,17 +62,15 @@ _DIVIDE = ("div", "floor_divide", "remainder", "fmod")
 _ALONG: Mapping[Any, int] = MappingProxyType(
     {
         **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.slice.Tensor, aten.select.int), 1),
+        **dict.fromkeys((aten.glu.default, aten.unbind.int), 1),
         **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default), 1),
         **dict.fromkeys((aten.std.dim, aten.std.correction, aten.var.dim, aten.var.correction), 1),
-        aten.linalg_vector_norm.default: 2,
+        **dict.fromkeys(
+            (aten.split.Tensor, aten.split_with_sizes.default, aten.linalg_vector_norm.default), 2
+        ),
     }
 )
-_RESHAPES = frozenset(
-    {
-        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
-        *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unflatten.int),
-    }
-)
+_EXACT = 2**24  # float32 has every integer up to this one
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
 _MEANS = (aten.mean.default, aten.mean.dim)
 # What torch writes of the number of elements, to assert that it is one.
@@ -74,7 +94,7 @@ class _Selected:
     @property
     def after(self) -> int:
         """The number of dimensions after that of the selected places."""
-        return tensor_of(self.whole).dim() - tensor_of(self.mask).dim() - self.dim
+        return results(self.whole)[0].dim() - tensor_of(self.mask).dim() - self.dim
 
 
 def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
@@ -89,52 +109,42 @@ def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
     >>> [node.name for node in program.graph.nodes if "index" in str(node.target)]
     []
     """
-    if not any(map(_selection, program.graph.nodes)):
+    if not any(node.target in SOURCES and sized_by_data(node) for node in program.graph.nodes):
         return program
     try:
         functional: ExportedProgram = program.run_decompositions({})
     except GuardOnDataDependentSymNode:  # an operator takes another way if no place is selected
         return program
     graph = copy_graph(functional.graph)
+    coordinates = coordinates_in(graph)
     equal, selected = equal_calls(graph), dict[Node, _Selected]()
     for node in list(graph.nodes):
-        found = _selection(node) or _computed(node, selected, equal)
-        if found is not None:
-            selected[node] = found
-        elif (put := _put(node, selected, equal)) is not None:
-            _choose(node, put)
+        found = indexed(node, coordinates, equal)
+        if found is not None and node.target in READS:
+            selected[node] = _Selected(spread(node, found), found.places.mask, found.dim)
+        elif (computed := _computed(node, selected, equal)) is not None:
+            selected[node] = computed
+        elif found is not None and (written := _written(node, found, selected, equal)) is not None:
+            replace_named(node, written)
         elif (total := _total(node, selected)) is not None:
             replace_named(node, total)
-    masks = {each: found.mask for node, found in selected.items() for each in _numbers(node)}
+    places = {**coordinates, **selected}
+    masks = {each: found.mask for node, found in places.items() for each in _numbers(node)}
     ranges = {each: span for each, span in functional.range_constraints.items() if each not in masks}
     holds = partial(_holds, masks=masks, equal=equal, ranges=ranges)
-    if not all(_erase(node, holds) for node in reversed(selected)):
+    if not all(_erase(node, holds) for node in reversed(places)):
         return program
     return replace_parts(functional, graph=graph, range_constraints=ranges)
-
-
-def _selection(node: Node) -> _Selected | None:
-    """Return what a node selects by a mask alone."""
-    if node.target not in (aten.index.Tensor, aten.masked_select.default) or not sized_by_data(node):
-        return None
-    args: Any = node.args
-    x, (*before, mask) = args if isinstance(args[1], list) else (args[0], args[1:])
-    if node.target is aten.masked_select.default and tensor_of(x).shape != tensor_of(mask).shape:
-        return None
-    if any(each is not None for each in before) or tensor_of(mask).dtype != torch.bool:
-        return None
-    return _Selected(x, mask, len(before))
 
 
 def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
     """Return what a node computes of selected places, with a call that computes it of all places."""
     read = [each for each in node.all_input_nodes if each in selected]
-    if not read or not isinstance(node.meta.get(VALUE), Tensor):
+    if not read or not tensors_in(node.meta.get(VALUE)):
         return None
     first = selected[read[0]]
-    if node.target in _RESHAPES or node.target is aten.expand.default:
-        whole = _reshaped(node, first)
-        return None if whole is None else _Selected(whole, first.mask, first.dim)
+    if node.target in RESHAPES or node.target is aten.expand.default:
+        return _reshaped(node, first)
     alike = {(equal[each.mask.name], each.dim, each.after) for each in map(selected.__getitem__, read)}
     others = [each.meta[VALUE] for each in node.all_input_nodes if each not in selected]
     if len(alike) > 1 or not _is_of_each_place(node, read, others, first.after):
@@ -142,8 +152,8 @@ def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: selected[n].whole if n in selected else n)
     place = _ALONG.get(node.target)
     if place is not None:
-        args = (*args[:place], _from_end(args[place], tensor_of(read[0]).dim()), *args[place + 1 :])
-    return _Selected(_call(node, node.target, args, kwargs), first.mask, first.dim)
+        args = (*args[:place], _from_end(_along(node), tensor_of(read[0]).dim()), *args[place + 1 :])
+    return _Selected(write_call(node, node.target, args, kwargs), first.mask, first.dim)
 
 
 def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], after: int) -> bool:
@@ -158,16 +168,20 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
         )
     if [*read] != [args[0]]:
         return False
-    if target in COPIES or target is aten.to.dtype:
+    if target in CASTS or is_getitem(node):
         return True
-    if target is aten.layer_norm.default:
+    if target in (aten.layer_norm.default, aten.rms_norm.default):
         return len(args[1]) <= after
     if target in _ALONG:
-        dims = next(iter(args[_ALONG[target] :]), None)
-        dims = dims if isinstance(dims, Sequence) else [dims]
+        dims = _along(node) if isinstance(_along(node), Sequence) else [_along(node)]
         return bool(dims) and None not in dims and min(_from_end(dims, tensor_of(read[0]).dim())) >= -after
     by_rows = target is aten.linear.default or (target is aten.matmul.default and others[0].dim() == 2)
     return by_rows and after > 0
+
+
+def _along(node: Node) -> Any:
+    """Return the dimensions along which an operator computes, or the one."""
+    return [*bound(node.target, node.args, node.kwargs).values()][_ALONG[node.target]]
 
 
 def _from_end(dims: Any, rank: int) -> Any:
@@ -175,22 +189,35 @@ def _from_end(dims: Any, rank: int) -> Any:
     return [dim % rank - rank for dim in dims] if isinstance(dims, Sequence) else dims % rank - rank
 
 
-def _reshaped(node: Node, found: _Selected) -> Node | None:
+def _reshaped(node: Node, found: _Selected) -> _Selected | None:
     """Return what a reshape or a repetition makes of all places, if it leaves each place apart."""
-    old, new, lead = tensor_of(node.all_input_nodes[0]).shape, tensor_of(node).shape, found.dim + 1
-    after, last = found.after, list(new[lead:])
-    is_apart = len(new) >= lead and are_equal_shapes(old[:lead], new[:lead])
+    old, new, after = tensor_of(node.all_input_nodes[0]).shape, tensor_of(node).shape, found.after
+    dim, whole = found.dim, found.whole
+    if _are_units(old[:dim]):  # such dimensions come and go
+        dim = next((each for each, size in enumerate(new) if not _are_units([size])), len(new))
+    last = list(new[dim + 1 :])
+    is_apart = are_equal_shapes(new[dim : dim + 1], old[found.dim : found.dim + 1])
+    is_apart = is_apart and (_are_units(new[:dim]) or are_equal_shapes(new[:dim], old[:dim]))
     if not is_apart or not all(isinstance(size, int) for size in last):
         return None
+    for _ in range(dim, found.dim):
+        whole = write_call(node, aten.squeeze.dim, (whole, 0))
+    for _ in range(found.dim, dim):
+        whole = write_call(node, aten.unsqueeze.default, (whole, 0))
     if node.target is aten.expand.default:
-        kept = tensor_of(found.whole).dim() - after
-        return _call(node, node.target, (found.whole, [-1] * kept + last)) if len(last) == after else None
-    row = _call(node, aten.unsqueeze.default, (found.whole, -1))
+        kept = tensor_of(whole).dim() - after
+        if len(last) != after:
+            return None
+        return _Selected(write_call(node, node.target, (whole, [-1] * kept + last)), found.mask, dim)
+    whole = write_call(node, aten.unsqueeze.default, (whole, -1))
     if after:
-        row = _call(node, aten.flatten.using_ints, (row, -after - 1, -1))
-    if not last:
-        return _call(node, aten.squeeze.dim, (row, -1))
-    return _call(node, aten.unflatten.int, (row, -1, last))
+        whole = write_call(node, aten.flatten.using_ints, (whole, -after - 1, -1))
+    reshape, *sizes = (aten.unflatten.int, last) if last else (aten.squeeze.dim,)
+    return _Selected(write_call(node, reshape, (whole, -1, *sizes)), found.mask, dim)
+
+
+def _are_units(sizes: Sequence[Any]) -> bool:
+    return are_equal_shapes(sizes, [1] * len(sizes))
 
 
 def _total(node: Node, selected: Mapping[Node, _Selected]) -> Node | None:
@@ -207,62 +234,90 @@ def _total(node: Node, selected: Mapping[Node, _Selected]) -> Node | None:
     more = tensor_of(found.mask).dim() - 1
     own = range(found.dim, found.dim + more + 1)
     over = [*own, *(dim + more * (dim > found.dim) for dim in dims if dim != found.dim)]
-    kept = _call(node, aten.where.ScalarOther, (_raised(node, found), found.whole, 0))
-    wide = torch.float32 if dtype in HALVES else dtype
-    total = _call(node, aten.sum.dim_IntList, (kept, over, False), {"dtype": wide})
+    total = _sum(node, found.mask, found.whole, found.after, over, dtype)
     if node.target in _MEANS:
-        count = _call(node, aten.sum.default, (found.mask,), {"dtype": wide})
-        count = _call(node, aten.mul.Tensor, (count, math.prod(others)))
-        total = _call(node, aten.div.Tensor, (total, count))
-    if wide != dtype:
-        total = _call(node, aten._to_copy.default, (total,), {"dtype": dtype})
+        count = write_call(node, aten.sum.default, (found.mask,), {"dtype": tensor_of(total).dtype})
+        count = write_call(node, aten.mul.Tensor, (count, math.prod(others)))
+        total = write_call(node, aten.div.Tensor, (total, count))
+    total = _cast(node, total, dtype)
     for dim in dims if keeps else ():
-        total = _call(node, aten.unsqueeze.default, (total, dim))
+        total = write_call(node, aten.unsqueeze.default, (total, dim))
     return total
 
 
-def _put(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str, str]) -> _Selected | None:
-    """Return what a node writes at the places that a mask selects, if it was computed of all these places."""
-    args: Any = node.args
-    if node.target not in (aten.index_put.default, aten.masked_scatter.default) or args[2] not in selected:
+def _written(
+    node: Node, to: Indexed, selected: Mapping[Node, _Selected], equal: Mapping[str, str]
+) -> Node | None:
+    """Return what a call leaves that writes to places, if it writes what was computed of all places."""
+    value, after, mask = node.args[WRITES[node.target]], to.after, to.places.mask
+    if value in selected:
+        found = selected[value]
+        is_there = (equal[found.mask.name], found.dim, found.after) == (equal[mask.name], to.dim, after)
+        whole = found.whole
+    else:
+        is_there = node.target is not aten.masked_scatter.default and tensor_of(value).dim() <= after
+        whole = value
+    if not is_there:
         return None
-    x, places, value, *accumulates = args
-    found = selected[value]
-    *before, mask = places if isinstance(places, list) else [places]
-    is_there = len(before) == found.dim and all(each is None for each in before) and not any(accumulates)
-    if not is_there or not isinstance(mask, Node) or equal[mask.name] != equal[found.mask.name]:
+    repeated = [dim - tensor_of(mask).dim() for dim in to.places.repeated]
+    dims, dtype = [dim - after for dim in repeated], tensor_of(node).dtype
+    call = bound(node.target, node.args, node.kwargs)
+    if call.get("accumulate", node.target is aten.index_add.default):
+        total = _cast(node, _sum(node, mask, whole, after, dims, dtype), dtype)
+        total = gathered(node, to, total, after)
+        return write_call(node, aten.add.Tensor, (to.x, total), {"alpha": call.get("alpha", 1)})
+    if repeated and value in selected:
+        if _are_units([tensor_of(whole).shape[dim] for dim in dims]):
+            whole = write_call(node, aten.squeeze.dims, (whole, dims))
+        elif (last := _last(node, mask, repeated)) is not None:
+            whole = _cast(node, _sum(node, last, whole, after, dims, dtype), dtype)
+        else:
+            return None
+    if repeated:
+        mask = write_call(node, aten.any.dims, (mask, repeated))
+    if value in selected:
+        whole = gathered(node, to, whole, after)
+    mask = _raised(node, gathered(node, to, mask, 0), after)
+    return write_call(node, aten.where.self, (mask, whole, to.x))
+
+
+def _last(place: Node, mask: Node, dims: Sequence[int]) -> Node | None:
+    """Return the mask of the last place alone along some dimensions: torch writes this one last."""
+    sizes = tensor_of(mask).shape
+    shape = [sizes[dim] if dim in dims else 1 for dim in range(-len(sizes), 0)]
+    if not all(isinstance(size, int) for size in shape) or math.prod(shape) > _EXACT:
         return None
-    is_whole = isinstance(places, list) or tensor_of(mask).shape == tensor_of(x).shape
-    return found if is_whole and tensor_of(x).shape == tensor_of(found.whole).shape else None
+    options = {"dtype": torch.float32, "device": tensor_of(mask).device}
+    numbers = write_call(place, aten.arange.start, (1, math.prod(shape) + 1), options)
+    numbers = write_call(place, aten.view.default, (numbers, shape))
+    kept = write_call(place, aten.where.ScalarOther, (mask, numbers, 0))
+    last = write_call(place, aten.eq.Tensor, (kept, write_call(place, aten.amax.default, (kept, dims, True))))
+    return write_call(place, aten.logical_and.default, (mask, last))
 
 
-def _choose(node: Node, found: _Selected) -> None:
-    """Let a choice by the mask take the place of a write."""
-    replace_named(node, _call(node, aten.where.self, (_raised(node, found), found.whole, node.args[0])))
+def _sum(place: Node, mask: Node, whole: Node, after: int, dims: Sequence[int], dtype: torch.dtype) -> Node:
+    """Return the sum of a value under a mask along some dimensions, in float32 for half precision."""
+    kept = write_call(place, aten.where.ScalarOther, (_raised(place, mask, after), whole, 0))
+    wide = {"dtype": torch.float32 if dtype in HALVES else dtype}
+    return write_call(place, aten.sum.dim_IntList, (kept, dims, False), wide) if dims else kept
 
 
-def _raised(node: Node, found: _Selected) -> Node:
+def _cast(place: Node, x: Node, dtype: torch.dtype) -> Node:
+    return (
+        x if tensor_of(x).dtype == dtype else write_call(place, aten._to_copy.default, (x,), {"dtype": dtype})
+    )
+
+
+def _raised(place: Node, mask: Node, after: int) -> Node:
     """Return the mask with the dimensions that follow the selected places."""
-    mask = found.mask
-    for _ in range(found.after):
-        mask = _call(node, aten.unsqueeze.default, (mask, -1))
+    for _ in range(after):
+        mask = write_call(place, aten.unsqueeze.default, (mask, -1))
     return mask
-
-
-def _call(place: Node, target: Any, args: Any, kwargs: Any = None) -> Node:
-    """Write a call before a node, with its value."""
-    values: Any = map_arg((args, kwargs or {}), lambda node: node.meta[VALUE])
-    mode = detect_fake_mode(values)
-    assert mode is not None
-    with mode:
-        value = target(*values[0], **values[1])
-    with place.graph.inserting_before(place):
-        return add_call(place.graph, target, args, kwargs, like=place, value=value)
 
 
 def _numbers(node: Node) -> set[sympy.Symbol]:
     """Return the symbols of sizes that data decide."""
-    return {*free_unbacked_symbols(tensor_of(node))}
+    return {symbol for value in tensors_in(node.meta[VALUE]) for symbol in free_unbacked_symbols(value)}
 
 
 def _erase(node: Node, holds: Callable[[Any], bool]) -> bool:
