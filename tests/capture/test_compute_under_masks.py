@@ -112,8 +112,18 @@ def rows_of_other_shapes(_: Any, x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def rows_by_matrices(_: Any, x: Tensor) -> tuple[Tensor, ...]:
+    rows, of_one, y = x[..., 0] > 0, x[:, 0, 0, 0] > 0, x * 2
+    matrix = torch.arange(25.0).view(5, 5) / 25
+    found = x[rows]
+    y[rows] = found.max(-1, keepdim=True)[0] - found.mm(matrix) * matrix[1:2] / (found.min(1)[0][:, None] - 9)
+    return y, x[:, 0, 0].index_put((of_one,), x[:, 0, 0][of_one].mm(matrix))
+
+
 @pytest.mark.parametrize("target", ["torch", "xnnpack", "litert"])
-@pytest.mark.parametrize("compute", [numbers_of_places, rows_of_other_shapes], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "compute", [numbers_of_places, rows_of_other_shapes, rows_by_matrices], ids=lambda each: each.__name__
+)
 def test_sums_and_shapes_of_places_are_those_of_all(compute: Any, target: str) -> None:
     require_runtime(target)
     dims = {"args": ({0: Dim("N", min=1, max=6)},)} if target != "litert" else None

@@ -62,13 +62,17 @@ _DIVIDE = ("div", "floor_divide", "remainder", "fmod")
 _ALONG: Mapping[Any, int] = MappingProxyType(
     {
         **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.slice.Tensor, aten.select.int), 1),
-        **dict.fromkeys((aten.glu.default, aten.unbind.int), 1),
+        **dict.fromkeys((aten.glu.default, aten.unbind.int, aten.max.dim, aten.min.dim), 1),
         **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default), 1),
         **dict.fromkeys((aten.std.dim, aten.std.correction, aten.var.dim, aten.var.correction), 1),
         **dict.fromkeys(
             (aten.split.Tensor, aten.split_with_sizes.default, aten.linalg_vector_norm.default), 2
         ),
     }
+)
+# Products of rows with one matrix, and the operators that compute them for any number of dimensions.
+_OF_ROWS: Mapping[Any, Any] = MappingProxyType(
+    {aten.linear.default: aten.linear.default, aten.mm.default: aten.matmul.default}
 )
 _EXACT = 2**24  # float32 has every integer up to this one
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
@@ -153,7 +157,8 @@ def _computed(node: Node, selected: Mapping[Node, _Selected], equal: Mapping[str
     place = _ALONG.get(node.target)
     if place is not None:
         args = (*args[:place], _from_end(_along(node), tensor_of(read[0]).dim()), *args[place + 1 :])
-    return _Selected(write_call(node, node.target, args, kwargs), first.mask, first.dim)
+    target = _OF_ROWS.get(node.target, node.target)
+    return _Selected(write_call(node, target, args, kwargs), first.mask, first.dim)
 
 
 def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], after: int) -> bool:
@@ -162,8 +167,11 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
     args: Any = node.args
     if elements_of(target).is_pointwise and target.namespace == "aten":
         divides = not tensor_of(node).is_floating_point() and target._opname in _DIVIDE
+        rank = tensor_of(read[0]).dim()
         return not divides and all(
-            each.dim() <= after if isinstance(each, Tensor) else not free_unbacked_symbols(each)
+            each.dim() <= rank and _are_units(each.shape[: max(each.dim() - after, 0)])
+            if isinstance(each, Tensor)
+            else not free_unbacked_symbols(each)
             for each in others
         )
     if [*read] != [args[0]]:
@@ -175,7 +183,7 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
     if target in _ALONG:
         dims = _along(node) if isinstance(_along(node), Sequence) else [_along(node)]
         return bool(dims) and None not in dims and min(_from_end(dims, tensor_of(read[0]).dim())) >= -after
-    by_rows = target is aten.linear.default or (target is aten.matmul.default and others[0].dim() == 2)
+    by_rows = target in _OF_ROWS or (target is aten.matmul.default and others[0].dim() == 2)
     return by_rows and after > 0
 
 
