@@ -31,6 +31,7 @@ from dimorder.capture.indexed_places import (
     SOURCES,
     WRITES,
     Indexed,
+    Places,
     coordinates_in,
     gathered,
     indexed,
@@ -44,6 +45,7 @@ from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import (
     VALUE,
     are_equal_shapes,
+    args_of,
     bound,
     equal_calls,
     is_getitem,
@@ -132,7 +134,7 @@ def compute_under_masks(program: ExportedProgram) -> ExportedProgram:
             replace_named(node, written)
         elif (total := _total(node, selected)) is not None:
             replace_named(node, total)
-    places = {**coordinates, **selected}
+    places: dict[Node, Places | _Selected] = {**coordinates, **selected}
     masks = {each: found.mask for node, found in places.items() for each in _numbers(node)}
     ranges = {each: span for each, span in functional.range_constraints.items() if each not in masks}
     holds = partial(_holds, masks=masks, equal=equal, ranges=ranges)
@@ -257,7 +259,7 @@ def _written(
     node: Node, to: Indexed, selected: Mapping[Node, _Selected], equal: Mapping[str, str]
 ) -> Node | None:
     """Return what a call leaves that writes to places, if it writes what was computed of all places."""
-    value, after, mask = node.args[WRITES[node.target]], to.after, to.places.mask
+    value, after, mask = args_of(node)[WRITES[node.target]], to.after, to.places.mask
     if value in selected:
         found = selected[value]
         is_there = (equal[found.mask.name], found.dim, found.after) == (equal[mask.name], to.dim, after)

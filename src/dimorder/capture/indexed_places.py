@@ -90,7 +90,7 @@ def coordinates_in(graph: Graph) -> dict[Node, Places]:
     """Return the values of a graph that are coordinates of places. Make masks of numbers truth values."""
     found: dict[Node, Places] = {}
     for node in list(graph.nodes):
-        source = node.args[0] if node.args else None
+        source: Any = node.args[0] if node.args else None
         if node.target in _COORDINATES and tensor_of(source).dim() and not sized_by_data(source):
             is_mask = tensor_of(source).dtype == torch.bool
             mask = source if is_mask else write_call(node, aten.ne.Scalar, (source, 0))
