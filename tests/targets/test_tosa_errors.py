@@ -40,13 +40,6 @@ def refused(function: Callable[..., Any], inputs: tuple[Tensor, ...], *constants
 # name -> function, inputs, constants, and of the error: the operator, and what was found
 Case = tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...], str, str]
 OPERATORS: dict[str, Case] = {
-    "rank, of an operator whose dimensions do not merge": (
-        lambda x, y: x.reshape(2, 1, 3, 1, 4, 1, 5) + y.reshape(1, 3, 1, 2, 1, 2, 1),
-        (r(24, 5), r(12)),
-        (),
-        "aten.add.Tensor",
-        "7 dimensions (2, 3, 3, 2, 4, 2, 5), where TOSA has at most 6",
-    ),
     "indices, a mask": (
         lambda x, mask, y: torch.index_put(x, (mask,), y),
         (r(5), torch.tensor([True, False, True, True, False]), r(1)),

@@ -30,7 +30,7 @@ class DataAttributes(TorchFunctionMode):
     ...         return super().forward(x)
     >>> model = Masked(3, 2, bias=False)
     >>> with torch.no_grad(), DataAttributes(model):
-    ...     program = torch.export.export(model, (torch.ones(5, 3),))
+    ...     program = torch.export.export(model, (torch.ones(3, 3),))
     >>> bool(torch.equal(program.module()(torch.eye(3)), model.weight.triu().T))
     True
     """
