@@ -62,6 +62,22 @@ def test_a_weight_that_changes_from_call_to_call_is_refused() -> None:
         dimorder.lower(Fading(False), (torch.randn(2, 3, 4, 5),))
 
 
+class Checked(nn.Module):
+    """Raises an error about elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.data.abs()
+        if y.isnan().any():
+            raise ValueError("not a number")
+        return y + x
+
+
+def test_an_error_about_elements_is_left_out_beside_data_attributes() -> None:
+    module = Checked()
+    lowered = dimorder.lower(module, (torch.randn(2, 5, 7),))
+    assert max(errors(lowered, module, torch.randn(2, 5, 7))) <= 1e-5
+
+
 class Reparametrized(nn.Module):
     """Computes the weight of a convolution in each call, by its data."""
 

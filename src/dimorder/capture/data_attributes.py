@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from dimorder.capture.call_mode import CallMode
 
 _READ, _REPLACE = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class DataAttributes(TorchFunctionMode):
+class DataAttributes(CallMode):
     """Write `x.data` as `x.detach()`, and read the new value of a tensor whose `.data` was replaced.
 
     A weight keeps what a call writes to it, and the program does not: the program computes it in each call.
@@ -36,22 +37,11 @@ class DataAttributes(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         # By the id of a tensor, which is kept alive: the tensor, and the one that is read in its place.
         self.replaced: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __enter__(self) -> DataAttributes:
-        self.hook = self.model.register_forward_pre_hook(self._begin, prepend=True)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.hook.remove()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def _begin(self, *call: Any) -> None:
-        """Forget what an earlier call replaced: torch.export calls the network several times."""
+    def begin(self) -> None:
         self.replaced.clear()
 
     def __torch_function__(

@@ -175,13 +175,15 @@ def _exported(
 
     def run(attributes: DataAttributes | None = None) -> ExportedProgram:
         with unchanged(model), without_fake_tensors(model), attributes or nullcontext():
-            return torch.export.export(
+            program = torch.export.export(
                 model,
                 *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
                 dynamic_shapes=dynamic_shapes,
                 strict=strict,
                 prefer_deferred_runtime_asserts_over_guards=defers,
             )
+        require_data(program)
+        return program
 
     with (
         torch.no_grad(),
@@ -199,7 +201,6 @@ def _exported(
                 raise
             program = with_assigned_buffers(model, partial(run, DataAttributes(model)))
     refuse_gradients(program)
-    require_data(program)
     return program
 
 

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dimorder.capture.call_mode import CallMode
 from dimorder.errors import UnsupportedError
 
 _READS = (
@@ -42,8 +42,7 @@ _READS = (
 _PLACES = (torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere)
 _NORMS = (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm)
 _UNKNOWN = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)
-_TRACED_THROUGH = (Path(__file__).with_name(name) for name in ("keep_dynamic.py", "caught_errors.py"))
-_OWN = (str(Path(torch.__file__).parent) + os.sep, __file__, *map(str, _TRACED_THROUGH))
+_OWN = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))  # not the network's code
 _MOST = 2**20  # elements of a parameter or buffer by which Python may decide
 _MOST_COMPUTED = 2**24  # elements of what is computed from these
 _RANDOM = object()  # what a call computes that draws random numbers
@@ -63,7 +62,7 @@ class _Known:
     names: frozenset[str]
 
 
-class KnownConstants(TorchFunctionMode):
+class KnownConstants(CallMode):
     """Compute the elements of constants, and of what is computed from them, beside an export.
 
     Args:
@@ -86,7 +85,7 @@ class KnownConstants(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__(model)
         self.read = set[str]()
         self.known: dict[int, _Known] = {}
         self.other: dict[int, Tensor] = {}  # kept alive too
@@ -101,21 +100,18 @@ class KnownConstants(TorchFunctionMode):
         self.first: dict[str, tuple[Tensor, int]] = {}
         self.names: dict[int, str] = {}
         self.written = set[str]()  # without another version
-        self.model = model
 
     def __enter__(self) -> KnownConstants:
-        self.hook = self.model.register_forward_pre_hook(self._begin, prepend=True)
         self.numbers = patch.object(torch.SymBool, "__bool__", _truth)
         self.numbers.start()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.hook.remove()
+        super().__exit__(*error)
         self.numbers.stop()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def _begin(self, *call: Any) -> None:
+    def begin(self) -> None:
         held = {name: tensor for name, tensor in self._held() if tensor is not None}
         self.first = {name: (tensor, tensor._version) for name, tensor in held.items()}
         self.names = {id(tensor): name for name, tensor in held.items()}

@@ -212,7 +212,7 @@ def require_data(program: ExportedProgram) -> None:
     """Raise torch's own error for tensors without data, which it misses if functions are replaced."""
     tensors = (*program.constants.values(), *program.state_dict.values())
     if any(isinstance(value, FakeTensor) for value in tensors):
-        raise ValueError(WITHOUT_DATA)
+        raise RuntimeError(WITHOUT_DATA)
 
 
 def refuse_sparse(program: ExportedProgram) -> None:
