@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -314,12 +315,11 @@ def _priced_buffer(
     info: BufferInfo, layouts: tuple[AxisOrder, ...], costs: Costs, max_rank: int | None
 ) -> Buffer:
     """Return a buffer with the most common cost of its conversions, and the pairs with other costs."""
-    several, count = _transposes_of(layouts, max_rank), len(layouts) * (len(layouts) - 1)
     pairs: Iterable[tuple[AxisOrder, AxisOrder]] = itertools.permutations(layouts, 2)
-    if costs.alike and count:
-        once = costs.conversion(info, *layouts[:2])
-        prices = {n: _total([once] * n, costs) for n in (1, *several.values()) if n is not None}
-        tally = Counter({prices[1]: count - len(several)})
+    if costs.alike and len(layouts) > 1:
+        several, once = _transposes_of(layouts, max_rank), costs.conversion(info, *layouts[:2])
+        prices = {n: _total([once] * n, costs) for n in {1, *several.values()} if n is not None}
+        tally = Counter({prices[1]: math.perm(len(layouts), 2) - len(several)})
         tally.update(prices[n] for n in several.values() if n is not None)
         if prices[1] is not None and tally.most_common(1)[0][0] == prices[1]:
             pairs = several  # all others have the most common cost
@@ -352,7 +352,7 @@ def _transposes_of(
     layouts: tuple[AxisOrder, ...], max_rank: int | None
 ) -> Mapping[tuple[AxisOrder, AxisOrder], int | None]:
     """Return the pairs of orders with several transposes between them: how many, None if none are enough."""
-    if max_rank is None or not layouts or len(layouts[0]) <= max_rank:
+    if max_rank is None or len(layouts[0]) <= max_rank:
         return {}
     found: dict[tuple[AxisOrder, AxisOrder], int | None] = {}
     for pair in itertools.permutations(layouts, 2):

@@ -150,7 +150,7 @@ def transposes(source: AxisOrder, target: AxisOrder, max_rank: int | None) -> li
     >>> transposes((0, 1, 2, 3), (0, 2, 3, 1), 6)
     [(0, 2, 3, 1)]
     """
-    if max_rank is None or transpose_rank(source, target) <= max_rank:
+    if max_rank is None or len(source) <= max_rank or transpose_rank(source, target) <= max_rank:
         return [target]
     runs = common_runs(source, target)
     numbers = {run[0]: i for i, run in enumerate(runs)}
