@@ -77,14 +77,6 @@ def _median_of_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(has_odd, math.nan, value), torch.where(has_odd, first, place)
 
 
-def _median(x: Tensor) -> Any:
-    return _median_of_rows(x.reshape(-1))[0].reshape(())
-
-
-def _median_dim(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    return _along_rows(_median_of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
-
-
 def _nanmedian_of_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     is_number = torch.logical_not(torch.isnan(y))
     values, places = torch.sort(torch.where(is_number, y, math.inf), -1)
@@ -94,14 +86,25 @@ def _nanmedian_of_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     return value, torch.gather(places, -1, middle)
 
 
-def _nanmedian(x: Tensor) -> Any:
-    return _nanmedian_of_rows(x.reshape(-1))[0].reshape(()) if x.dtype == torch.float32 else NotImplemented
+def _of_all(of_rows: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """Return a function of all elements as one row, from one of rows. It returns no place."""
+    return lambda x: of_rows(x.reshape(-1))[0].reshape(())
 
 
-def _nanmedian_dim(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    if x.dtype != torch.float32:
-        return NotImplemented
-    return _along_rows(_nanmedian_of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
+def _of_dim(of_rows: Callable[[Tensor], Any]) -> Callable[..., Any]:
+    """Return a function along one dimension from one of rows."""
+
+    def compute(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+        return _along_rows(of_rows, x, dim, keepdim) if x.dim() else _of_number(x)
+
+    return compute
+
+
+def _of_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is not written for other types."""
+    return lambda x, *args, **kwargs: (
+        function(x, *args, **kwargs) if x.dtype == torch.float32 else NotImplemented
+    )
 
 
 def _shifted(x: Tensor, dim: int, by: int, fill: float | None = None) -> Tensor:
@@ -178,10 +181,10 @@ SORTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         },
         aten.topk.default: _topk,
         aten.kthvalue.default: _kthvalue,
-        aten.median.default: _median,
-        aten.median.dim: _median_dim,
-        aten.nanmedian.default: _nanmedian,
-        aten.nanmedian.dim: _nanmedian_dim,
+        aten.median.default: _of_all(_median_of_rows),
+        aten.median.dim: _of_dim(_median_of_rows),
+        aten.nanmedian.default: _of_float32(_of_all(_nanmedian_of_rows)),
+        aten.nanmedian.dim: _of_float32(_of_dim(_nanmedian_of_rows)),
         aten.cummax.default: _running_extreme(torch.ge),
         aten.cummin.default: _running_extreme(torch.le),
         aten.logcumsumexp.default: _logcumsumexp,
