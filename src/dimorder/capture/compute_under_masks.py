@@ -25,7 +25,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from dimorder.capture.indexed_places import (
-    CASTS,
     READS,
     RESHAPES,
     SOURCES,
@@ -40,6 +39,7 @@ from dimorder.capture.indexed_places import (
 )
 from dimorder.capture.refusals import sized_by_data
 from dimorder.graph.construct import replace_parts
+from dimorder.graph.elements import AT_THEIR_PLACES
 from dimorder.graph.exported import copy_graph
 from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.nodes import (
@@ -178,12 +178,13 @@ def _is_of_each_place(node: Node, read: Sequence[Node], others: Sequence[Any], a
         )
     if [*read] != [args[0]]:
         return False
-    if target in CASTS or is_getitem(node):
+    if target in AT_THEIR_PLACES or is_getitem(node):
         return True
     if target in (aten.layer_norm.default, aten.rms_norm.default):
         return len(args[1]) <= after
     if target in _ALONG:
-        dims = _along(node) if isinstance(_along(node), Sequence) else [_along(node)]
+        along = _along(node)
+        dims = along if isinstance(along, Sequence) else [along]
         return bool(dims) and None not in dims and min(_from_end(dims, tensor_of(read[0]).dim())) >= -after
     by_rows = target in _OF_ROWS or (target is aten.matmul.default and others[0].dim() == 2)
     return by_rows and after > 0

@@ -16,7 +16,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node, map_arg
 
 from dimorder.capture.refusals import sized_by_data
-from dimorder.graph.elements import COPIES
+from dimorder.graph.elements import AT_THEIR_PLACES
 from dimorder.graph.nodes import VALUE, add_call, are_equal_shapes, bound, drop_meta, is_getitem, tensor_of
 
 aten = torch.ops.aten
@@ -27,7 +27,6 @@ RESHAPES = frozenset(
         *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unflatten.int),
     }
 )
-CASTS = frozenset({*COPIES, aten.to.dtype, aten._to_copy.default})
 READS = (aten.index.Tensor, aten.index_select.default, aten.masked_select.default)
 # Writes of values at places, and the place of the values among the arguments.
 WRITES: Mapping[Any, int] = MappingProxyType(
@@ -107,7 +106,7 @@ def _coordinates(node: Node, source: Node, along: tuple[int, ...]) -> tuple[int,
     args: Any = node.args
     if is_getitem(node):
         return (along[args[1]],)
-    if node.target in CASTS:
+    if node.target in AT_THEIR_PLACES:
         return along if tensor_of(node).dtype in _INDICES else None
     sizes = tensor_of(source).shape if isinstance(source.meta[VALUE], torch.Tensor) else ()
     if len(sizes) == 2 and node.target in _TRANSPOSES:

@@ -16,15 +16,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.construct import replace_parts
-from dimorder.graph.elements import COPIES
+from dimorder.graph.elements import AT_THEIR_PLACES
 from dimorder.graph.exported import copy_graph
 from dimorder.graph.nodes import tensor_of
-
-aten = torch.ops.aten
-_COPIES = (
-    *(*COPIES, aten._to_copy.default),
-    *(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten.type_as.default),
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,9 @@ def drop_idle_writes(program: ExportedProgram) -> ExportedProgram:
 
 def _copied(node: Node) -> Node:
     """Return the value that calls copy in its type."""
-    while node.target in _COPIES and tensor_of(node.all_input_nodes[0]).dtype == tensor_of(node).dtype:
+    while (
+        node.target in AT_THEIR_PLACES and tensor_of(node.all_input_nodes[0]).dtype == tensor_of(node).dtype
+    ):
         node = node.all_input_nodes[0]
     return node
 

@@ -46,6 +46,12 @@ COPIES = (
     *(aten.alias.default, aten.clone.default, aten.contiguous.default),
     *(aten.detach.default, aten.detach_.default, aten.lift_fresh_copy.default),
 )
+# The operators that give each element at its place in another type, or on another device.
+CASTS = (
+    *(aten._to_copy.default, aten.type_as.default),
+    *(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other),
+)
+AT_THEIR_PLACES = frozenset({*COPIES, *CASTS})
 # The operators that move elements.
 MOVERS: Mapping[Any, Elements] = MappingProxyType(
     {

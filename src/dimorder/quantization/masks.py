@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dimorder.graph.elements import MOVERS, function_copies
+from dimorder.graph.elements import CASTS, MOVERS, function_copies
 from dimorder.graph.nodes import args_of, bound, tensor_of
 from dimorder.quantization.constants import constant_nodes
 from dimorder.quantization.scores import HIDDEN, scores_of, sources_of
@@ -37,7 +37,6 @@ _CHOICES: Mapping[Any, tuple[str, str, str]] = MappingProxyType(
         **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ("mask", "value", "self")),
     }
 )
-_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
@@ -218,7 +217,7 @@ class Masks:
         if _is_move(value):
             source = self._truth(args_of(value)[0])
             return None if source is None else source.moved(value)
-        return self._truth(args_of(value)[0]) if value.target in _CASTS else None
+        return self._truth(args_of(value)[0]) if value.target in CASTS else None
 
     def _number(self, value: Any) -> float | None:
         """Return the number that a constant has everywhere, or None."""
@@ -264,7 +263,7 @@ def _is_copy(value: Node) -> bool:
         return False
     if value.target is aten.dropout.default:
         return not args_of(value)[2]
-    if value.target in _CASTS:
+    if value.target in CASTS:
         before, after = tensor_of(value.all_input_nodes[0]).dtype, tensor_of(value).dtype
         return before.is_floating_point and torch.promote_types(before, after) == after
     return function_copies(value.target)

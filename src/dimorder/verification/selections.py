@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import VerificationError
+from dimorder.graph.elements import CASTS
 from dimorder.graph.exported import add_outputs
 from dimorder.graph.half_numbers import HALVES
 from dimorder.graph.interpreter import GraphRun, arguments
@@ -63,13 +64,12 @@ _PLACES: Mapping[Any, int | None] = MappingProxyType(
 )
 Result: TypeAlias = "tuple[str, int | None]"  # a call, and which of its results; None is the only one
 _ULPS = 1e-6
-_CASTS = (aten._to_copy.default, aten.to.dtype)
 _COMPARISONS = (aten.gt, aten.ge, aten.lt, aten.le)
 # Operators that rise or fall in steps along their first operand.
 _STEPS = frozenset(
     {
         *(aten.round.default, aten.round.decimals, aten.floor.default, aten.ceil.default, aten.trunc.default),
-        *(aten.sign.default, *_CASTS),
+        *(aten.sign.default, *CASTS),
         *(overload for each in _COMPARISONS for overload in (each.Tensor, each.Scalar)),
     }
 )
@@ -168,7 +168,7 @@ def _selecting_calls(network: Graph) -> Iterator[Node]:
     for node in network.nodes:
         if node.target in _PLACES or node.target in _STEPS:
             is_float = node.all_input_nodes[0].meta["val"].is_floating_point()
-            is_cast = node.target in _CASTS and node.meta["val"].is_floating_point()
+            is_cast = node.target in CASTS and node.meta["val"].is_floating_point()
             of_equal = node.target in (aten.topk.default, aten.sort.default, aten.argsort.default)
             of_equal |= node.target is aten.sort.stable and not node.kwargs["stable"]
             if (is_float and not is_cast) or of_equal:
